@@ -1,0 +1,2 @@
+//! nodus-host.
+fn main() {}

@@ -1,0 +1,1 @@
+//! The CPU device: the readable truth.

@@ -1,0 +1,234 @@
+//! What the engine asks of a device: buffers and operations on rows.
+//!
+//! Rules for every operation of every device (DESIGN, exactness contract): a row's bits depend on that row's sequence
+//! alone, never on how many rows stand beside it, where it stands, or how many threads there are; reductions over a sequence run over its
+//! rows only, in a fixed order; several sequences are added in segment order. Padding rows are neither read nor written. An operation says
+//! whether it assigns (=) or accumulates (+=).
+
+use crate::{HostTensor, Layout};
+
+/// A device failed or refused.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// There is not enough memory.
+    #[error("device memory: {needed_bytes} bytes asked for, {free_bytes} free")]
+    OutOfMemory {
+        /// Asked for.
+        needed_bytes: u64,
+        /// Free.
+        free_bytes: u64,
+    },
+    /// The device cannot do what is asked.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The device failed; nothing on it can be trusted.
+    #[error("the device failed: {0}")]
+    Failed(String),
+}
+
+/// What a buffer is for; the device chooses the element type by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Activations and their gradients, in the device's activation type.
+    Activation,
+    /// Adapter weights, gradients, moments, losses, norms, tables: float32.
+    State,
+}
+
+/// Sizes of an attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`. Query head h reads key head h / (heads / kv_heads).
+    pub kv_heads: usize,
+    /// Width of a head. Scores are scaled by 1 / sqrt(head_dim).
+    pub head_dim: usize,
+    /// A row sees itself and this many keys less one before it; none: every key before it.
+    pub window: Option<usize>,
+}
+
+/// Dropout on the input of one adapted module. Element (sequence, position, feature) is kept when
+/// `uniform(philox(key, [feature / 4, position, sequence, 0])[feature % 4]) >= probability`, and is then divided by 1 - probability.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Dropout {
+    /// Key of the stream: a function of job seed, adapter, module and forward-backward count.
+    pub key: u64,
+    /// Probability of dropping, above 0 and below 1.
+    pub probability: f32,
+}
+
+/// One adapted module inside an adapter's flat parameter buffer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoraModule {
+    /// Where A (rank x inputs, row-major) begins.
+    pub a: usize,
+    /// Where B (outputs x rank, row-major) begins.
+    pub b: usize,
+    /// Rank.
+    pub rank: usize,
+    /// Width read.
+    pub inputs: usize,
+    /// Width written.
+    pub outputs: usize,
+    /// s in y = W x + s B A x.
+    pub scale: f32,
+}
+
+/// Some segments of a layout that belong to one adapter.
+#[derive(Debug)]
+pub struct LoraRows<'a, B> {
+    /// First segment and one past the last.
+    pub segments: std::ops::Range<usize>,
+    /// The module.
+    pub module: LoraModule,
+    /// Dropout, while training with it.
+    pub dropout: Option<Dropout>,
+    /// The adapter's flat parameters (`State`).
+    pub params: &'a B,
+}
+
+/// The same, with where the gradient goes.
+#[derive(Debug)]
+pub struct LoraGrads<'a, B> {
+    /// Rows, module, dropout, parameters.
+    pub rows: LoraRows<'a, B>,
+    /// The adapter's flat gradient (`State`), laid out as its parameters. +=
+    pub grads: &'a mut B,
+}
+
+/// One adapter's AdamW step (Loshchilov and Hutter, 2019; torch.optim.AdamW's order of operations).
+///
+/// With g = grads / divisor and n = |g|: norms\[`norm_index`\] = n. Where n is not finite, nothing else happens. Otherwise g is scaled by
+/// min(1, max_grad_norm / (n + 1e-6)) where a maximum is given (torch.nn.utils.clip_grad_norm_), then
+/// p -= lr wd p; m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; p -= (lr / (1 - b1^t)) m / (sqrt(v) / sqrt(1 - b2^t) + eps);
+/// and grads = 0.
+#[derive(Debug)]
+pub struct AdamWItem<'a, B> {
+    /// p
+    pub params: &'a mut B,
+    /// The accumulated gradient.
+    pub grads: &'a mut B,
+    /// m
+    pub moment1: &'a mut B,
+    /// v
+    pub moment2: &'a mut B,
+    /// What the gradient is divided by.
+    pub divisor: f32,
+    /// Clipping.
+    pub max_grad_norm: Option<f32>,
+    /// lr
+    pub learning_rate: f32,
+    /// b1
+    pub beta1: f32,
+    /// b2
+    pub beta2: f32,
+    /// eps
+    pub eps: f32,
+    /// wd
+    pub weight_decay: f32,
+    /// t, 1 at the first step.
+    pub step: u64,
+    /// Where the norm goes.
+    pub norm_index: usize,
+}
+
+/// A device: memory and the operations of a decoder with LoRA. Buffers are row-major; a buffer "of width w" over a layout holds
+/// `layout.rows() * w` elements. Panics only where a caller breaks a stated shape.
+pub trait Device: Send + 'static {
+    /// An array on the device. Its memory is zeroed before it is handed out and zeroed again when it is dropped.
+    type Buffer: Send + 'static;
+    /// A frozen weight on the device, in the type it is stored in.
+    type Weight: Send + 'static;
+
+    /// What makes a result's bits: names and values, for the receipt's device class. The same names and values promise the same bits.
+    fn class(&self) -> Vec<(String, String)>;
+
+    /// Each segment starts at a multiple of this many rows.
+    fn row_align(&self) -> usize;
+
+    /// Bytes of all live buffers (not weights).
+    fn allocated_bytes(&self) -> u64;
+
+    /// Bytes that may still be allocated.
+    fn free_bytes(&self) -> u64;
+
+    /// Takes a frozen weight: a matrix (out x in) or a vector.
+    fn load(&mut self, tensor: &HostTensor) -> Result<Self::Weight, DeviceError>;
+
+    /// A zeroed buffer of so many elements.
+    fn alloc(&mut self, usage: Use, len: usize) -> Result<Self::Buffer, DeviceError>;
+
+    /// Number of elements.
+    fn len(&self, buffer: &Self::Buffer) -> usize;
+
+    /// Copies from the host to elements `offset..`. =
+    fn upload(&mut self, data: &[f32], buffer: &mut Self::Buffer, offset: usize) -> Result<(), DeviceError>;
+
+    /// Copies elements `offset..` to the host; waits for everything before it. =
+    fn download(&mut self, buffer: &Self::Buffer, offset: usize, data: &mut [f32]) -> Result<(), DeviceError>;
+
+    /// out\[r\] = table\[tokens\[r\]\]. `tokens` has one entry a buffer row. =
+    fn embed(&mut self, rows: &Layout, tokens: &[u32], table: &Self::Weight, out: &mut Self::Buffer) -> Result<(), DeviceError>;
+
+    /// RMS norm of each of `groups` equal parts of a row (1 for the residual stream, the head count for q and k norms):
+    /// out = x / sqrt(mean(x^2) + eps) * weight. =
+    fn rms_norm(&mut self, rows: &Layout, groups: usize, x: &Self::Buffer, weight: &Self::Weight, eps: f32, out: &mut Self::Buffer) -> Result<(), DeviceError>;
+
+    /// dx of `rms_norm`. `accumulate` chooses += over =.
+    #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
+    fn rms_norm_backward(&mut self, rows: &Layout, groups: usize, dy: &Self::Buffer, x: &Self::Buffer, weight: &Self::Weight, eps: f32, dx: &mut Self::Buffer, accumulate: bool) -> Result<(), DeviceError>;
+
+    /// out = x W^T + bias; W is out x in. =
+    fn linear(&mut self, rows: &Layout, x: &Self::Buffer, weight: &Self::Weight, bias: Option<&Self::Weight>, out: &mut Self::Buffer) -> Result<(), DeviceError>;
+
+    /// dx of `linear`: dy W. `accumulate` chooses += over =.
+    fn linear_backward(&mut self, rows: &Layout, dy: &Self::Buffer, weight: &Self::Weight, dx: &mut Self::Buffer, accumulate: bool) -> Result<(), DeviceError>;
+
+    /// LoRA: for the rows of each group s = dropout(x) A^T (=, the first `rank` of `s_width` columns of `s`, `State`), y += scale s B^T.
+    /// Groups do not overlap; rows in no group are untouched. y has the width of the module's outputs.
+    fn lora(&mut self, rows: &Layout, groups: &[LoraRows<'_, Self::Buffer>], x: &Self::Buffer, s: &mut Self::Buffer, s_width: usize, y: &mut Self::Buffer) -> Result<(), DeviceError>;
+
+    /// Backward of `lora` with its saved x and s: per group ds = scale dy B; dB += scale dy^T s; dA += ds^T dropout(x); and, where dx is
+    /// wanted, dx += dropout'(ds A). Several sequences of one adapter are added in segment order.
+    #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
+    fn lora_backward(&mut self, rows: &Layout, groups: &mut [LoraGrads<'_, Self::Buffer>], dy: &Self::Buffer, x: &Self::Buffer, s: &Self::Buffer, s_width: usize, dx: Option<&mut Self::Buffer>) -> Result<(), DeviceError>;
+
+    /// Rotates each head of each row in place by its row's position, Llama's half-split form: with h = head_dim / 2,
+    /// (x\[i\], x\[i+h\]) = (x\[i\] cos - x\[i+h\] sin, x\[i+h\] cos + x\[i\] sin). `table` (`State`) holds for each position h cosines, then h sines.
+    /// `inverse` rotates back: the backward pass.
+    fn rope(&mut self, rows: &Layout, heads: usize, head_dim: usize, table: &Self::Buffer, x: &mut Self::Buffer, inverse: bool) -> Result<(), DeviceError>;
+
+    /// Causal attention within each sequence: the row of `q` at position p sees the rows of `k`, `v` at positions up to p (within the window).
+    /// Segment i of `q_rows` belongs to segment i of `kv_rows`; a key segment has every position of its sequence, a query segment perhaps only some.
+    /// out (width heads * head_dim) =; `lse` (`State`, width heads) = the log of the sum of exponentials of the scaled scores.
+    #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
+    fn attention(&mut self, q_rows: &Layout, kv_rows: &Layout, shape: AttentionShape, q: &Self::Buffer, k: &Self::Buffer, v: &Self::Buffer, out: &mut Self::Buffer, lse: &mut Self::Buffer) -> Result<(), DeviceError>;
+
+    /// Gradients of `attention`. dq, dk, dv: =
+    #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
+    fn attention_backward(&mut self, q_rows: &Layout, kv_rows: &Layout, shape: AttentionShape, q: &Self::Buffer, k: &Self::Buffer, v: &Self::Buffer, out: &Self::Buffer, lse: &Self::Buffer, dout: &Self::Buffer, dq: &mut Self::Buffer, dk: &mut Self::Buffer, dv: &mut Self::Buffer) -> Result<(), DeviceError>;
+
+    /// out = silu(gate) * up. =
+    fn swiglu(&mut self, rows: &Layout, gate: &Self::Buffer, up: &Self::Buffer, out: &mut Self::Buffer) -> Result<(), DeviceError>;
+
+    /// Gradients of `swiglu`. dgate, dup: =
+    fn swiglu_backward(&mut self, rows: &Layout, dy: &Self::Buffer, gate: &Self::Buffer, up: &Self::Buffer, dgate: &mut Self::Buffer, dup: &mut Self::Buffer) -> Result<(), DeviceError>;
+
+    /// y += x, row by row.
+    fn add(&mut self, rows: &Layout, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<(), DeviceError>;
+
+    /// out\[r\] = x\[index\[r\]\] for each non-padding row r of `rows`; an index may repeat. `width` is of both. =
+    fn gather(&mut self, rows: &Layout, index: &[u32], width: usize, x: &Self::Buffer, out: &mut Self::Buffer) -> Result<(), DeviceError>;
+
+    /// y\[index\[r\]\] += x\[r\] for each non-padding row r of `rows`; no index repeats.
+    fn scatter_add(&mut self, rows: &Layout, index: &[u32], width: usize, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<(), DeviceError>;
+
+    /// Head and loss in row chunks (the logits of all rows never exist at once): losses\[r\] (`State`) = lse(W x\[r\]) - (W x\[r\])\[targets\[r\]\], and where dx
+    /// is wanted dx\[r\] = weights\[r\] (softmax(W x\[r\]) - onehot(targets\[r\])) W. `targets` and `weights` have one entry a buffer row. =
+    #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
+    fn head_loss(&mut self, rows: &Layout, x: &Self::Buffer, head: &Self::Weight, targets: &[u32], weights: &[f32], losses: &mut Self::Buffer, dx: Option<&mut Self::Buffer>) -> Result<(), DeviceError>;
+
+    /// One AdamW step of each item; see [`AdamWItem`]. `norms` is `State`.
+    fn adamw(&mut self, items: &mut [AdamWItem<'_, Self::Buffer>], norms: &mut Self::Buffer) -> Result<(), DeviceError>;
+}

@@ -1,0 +1,15 @@
+//! Tensors, not tenants: the operations of the engine and the devices that run them.
+//!
+//! Knows no job, no tenant, no wasm, no tokio. It reads no file by name: mapped weights come from an open file.
+
+mod device;
+mod layout;
+mod random;
+mod weights;
+
+pub mod cpu;
+
+pub use device::{AdamWItem, AttentionShape, Device, DeviceError, Dropout, LoraGrads, LoraModule, LoraRows, Use};
+pub use layout::{Layout, Segment};
+pub use random::{philox, stream_key, uniform};
+pub use weights::{DType, HostTensor, Mapped, MapError};
