@@ -173,47 +173,136 @@ pub trait Device: Send + 'static {
 
     /// RMS norm of each of `groups` equal parts of a row (1 for the residual stream, the head count for q and k norms):
     /// out = x / sqrt(mean(x^2) + eps) * weight. =
-    fn rms_norm(&mut self, rows: &Layout, groups: usize, x: &Self::Buffer, weight: &Self::Weight, eps: f32, out: &mut Self::Buffer) -> Result<(), DeviceError>;
+    fn rms_norm(
+        &mut self,
+        rows: &Layout,
+        groups: usize,
+        x: &Self::Buffer,
+        weight: &Self::Weight,
+        eps: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
 
     /// dx of `rms_norm`. `accumulate` chooses += over =.
     #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
-    fn rms_norm_backward(&mut self, rows: &Layout, groups: usize, dy: &Self::Buffer, x: &Self::Buffer, weight: &Self::Weight, eps: f32, dx: &mut Self::Buffer, accumulate: bool) -> Result<(), DeviceError>;
+    fn rms_norm_backward(
+        &mut self,
+        rows: &Layout,
+        groups: usize,
+        dy: &Self::Buffer,
+        x: &Self::Buffer,
+        weight: &Self::Weight,
+        eps: f32,
+        dx: &mut Self::Buffer,
+        accumulate: bool,
+    ) -> Result<(), DeviceError>;
 
     /// out = x W^T + bias; W is out x in. =
-    fn linear(&mut self, rows: &Layout, x: &Self::Buffer, weight: &Self::Weight, bias: Option<&Self::Weight>, out: &mut Self::Buffer) -> Result<(), DeviceError>;
+    fn linear(
+        &mut self,
+        rows: &Layout,
+        x: &Self::Buffer,
+        weight: &Self::Weight,
+        bias: Option<&Self::Weight>,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
 
     /// dx of `linear`: dy W. `accumulate` chooses += over =.
-    fn linear_backward(&mut self, rows: &Layout, dy: &Self::Buffer, weight: &Self::Weight, dx: &mut Self::Buffer, accumulate: bool) -> Result<(), DeviceError>;
+    fn linear_backward(
+        &mut self,
+        rows: &Layout,
+        dy: &Self::Buffer,
+        weight: &Self::Weight,
+        dx: &mut Self::Buffer,
+        accumulate: bool,
+    ) -> Result<(), DeviceError>;
 
     /// LoRA: for the rows of each group s = dropout(x) A^T (=, the first `rank` of `s_width` columns of `s`, `State`), y += scale s B^T.
     /// Groups do not overlap; rows in no group are untouched. y has the width of the module's outputs.
-    fn lora(&mut self, rows: &Layout, groups: &[LoraRows<'_, Self::Buffer>], x: &Self::Buffer, s: &mut Self::Buffer, s_width: usize, y: &mut Self::Buffer) -> Result<(), DeviceError>;
+    fn lora(
+        &mut self,
+        rows: &Layout,
+        groups: &[LoraRows<'_, Self::Buffer>],
+        x: &Self::Buffer,
+        s: &mut Self::Buffer,
+        s_width: usize,
+        y: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
 
     /// Backward of `lora` with its saved x and s: per group ds = scale dy B; dB += scale dy^T s; dA += ds^T dropout(x); and, where dx is
     /// wanted, dx += dropout'(ds A). Several sequences of one adapter are added in segment order.
     #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
-    fn lora_backward(&mut self, rows: &Layout, groups: &mut [LoraGrads<'_, Self::Buffer>], dy: &Self::Buffer, x: &Self::Buffer, s: &Self::Buffer, s_width: usize, dx: Option<&mut Self::Buffer>) -> Result<(), DeviceError>;
+    fn lora_backward(
+        &mut self,
+        rows: &Layout,
+        groups: &mut [LoraGrads<'_, Self::Buffer>],
+        dy: &Self::Buffer,
+        x: &Self::Buffer,
+        s: &Self::Buffer,
+        s_width: usize,
+        dx: Option<&mut Self::Buffer>,
+    ) -> Result<(), DeviceError>;
 
     /// Rotates each head of each row in place by its row's position, Llama's half-split form: with h = head_dim / 2,
     /// (x\[i\], x\[i+h\]) = (x\[i\] cos - x\[i+h\] sin, x\[i+h\] cos + x\[i\] sin). `table` (`State`) holds for each position h cosines, then h sines.
     /// `inverse` rotates back: the backward pass.
-    fn rope(&mut self, rows: &Layout, heads: usize, head_dim: usize, table: &Self::Buffer, x: &mut Self::Buffer, inverse: bool) -> Result<(), DeviceError>;
+    fn rope(
+        &mut self,
+        rows: &Layout,
+        heads: usize,
+        head_dim: usize,
+        table: &Self::Buffer,
+        x: &mut Self::Buffer,
+        inverse: bool,
+    ) -> Result<(), DeviceError>;
 
     /// Causal attention within each sequence: the row of `q` at position p sees the rows of `k`, `v` at positions up to p (within the window).
     /// Segment i of `q_rows` belongs to segment i of `kv_rows`; a key segment has every position of its sequence, a query segment perhaps only some.
     /// out (width heads * head_dim) =; `lse` (`State`, width heads) = the log of the sum of exponentials of the scaled scores.
     #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
-    fn attention(&mut self, q_rows: &Layout, kv_rows: &Layout, shape: AttentionShape, q: &Self::Buffer, k: &Self::Buffer, v: &Self::Buffer, out: &mut Self::Buffer, lse: &mut Self::Buffer) -> Result<(), DeviceError>;
+    fn attention(
+        &mut self,
+        q_rows: &Layout,
+        kv_rows: &Layout,
+        shape: AttentionShape,
+        q: &Self::Buffer,
+        k: &Self::Buffer,
+        v: &Self::Buffer,
+        out: &mut Self::Buffer,
+        lse: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
 
     /// Gradients of `attention`. dq, dk, dv: =
     #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
-    fn attention_backward(&mut self, q_rows: &Layout, kv_rows: &Layout, shape: AttentionShape, q: &Self::Buffer, k: &Self::Buffer, v: &Self::Buffer, out: &Self::Buffer, lse: &Self::Buffer, dout: &Self::Buffer, dq: &mut Self::Buffer, dk: &mut Self::Buffer, dv: &mut Self::Buffer) -> Result<(), DeviceError>;
+    fn attention_backward(
+        &mut self,
+        q_rows: &Layout,
+        kv_rows: &Layout,
+        shape: AttentionShape,
+        q: &Self::Buffer,
+        k: &Self::Buffer,
+        v: &Self::Buffer,
+        out: &Self::Buffer,
+        lse: &Self::Buffer,
+        dout: &Self::Buffer,
+        dq: &mut Self::Buffer,
+        dk: &mut Self::Buffer,
+        dv: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
 
     /// out = silu(gate) * up. =
     fn swiglu(&mut self, rows: &Layout, gate: &Self::Buffer, up: &Self::Buffer, out: &mut Self::Buffer) -> Result<(), DeviceError>;
 
     /// Gradients of `swiglu`. dgate, dup: =
-    fn swiglu_backward(&mut self, rows: &Layout, dy: &Self::Buffer, gate: &Self::Buffer, up: &Self::Buffer, dgate: &mut Self::Buffer, dup: &mut Self::Buffer) -> Result<(), DeviceError>;
+    fn swiglu_backward(
+        &mut self,
+        rows: &Layout,
+        dy: &Self::Buffer,
+        gate: &Self::Buffer,
+        up: &Self::Buffer,
+        dgate: &mut Self::Buffer,
+        dup: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
 
     /// y += x, row by row.
     fn add(&mut self, rows: &Layout, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<(), DeviceError>;
@@ -222,12 +311,28 @@ pub trait Device: Send + 'static {
     fn gather(&mut self, rows: &Layout, index: &[u32], width: usize, x: &Self::Buffer, out: &mut Self::Buffer) -> Result<(), DeviceError>;
 
     /// y\[index\[r\]\] += x\[r\] for each non-padding row r of `rows`; no index repeats.
-    fn scatter_add(&mut self, rows: &Layout, index: &[u32], width: usize, x: &Self::Buffer, y: &mut Self::Buffer) -> Result<(), DeviceError>;
+    fn scatter_add(
+        &mut self,
+        rows: &Layout,
+        index: &[u32],
+        width: usize,
+        x: &Self::Buffer,
+        y: &mut Self::Buffer,
+    ) -> Result<(), DeviceError>;
 
     /// Head and loss in row chunks (the logits of all rows never exist at once): losses\[r\] (`State`) = lse(W x\[r\]) - (W x\[r\])\[targets\[r\]\], and where dx
     /// is wanted dx\[r\] = weights\[r\] (softmax(W x\[r\]) - onehot(targets\[r\])) W. `targets` and `weights` have one entry a buffer row. =
     #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
-    fn head_loss(&mut self, rows: &Layout, x: &Self::Buffer, head: &Self::Weight, targets: &[u32], weights: &[f32], losses: &mut Self::Buffer, dx: Option<&mut Self::Buffer>) -> Result<(), DeviceError>;
+    fn head_loss(
+        &mut self,
+        rows: &Layout,
+        x: &Self::Buffer,
+        head: &Self::Weight,
+        targets: &[u32],
+        weights: &[f32],
+        losses: &mut Self::Buffer,
+        dx: Option<&mut Self::Buffer>,
+    ) -> Result<(), DeviceError>;
 
     /// One AdamW step of each item; see [`AdamWItem`]. `norms` is `State`.
     fn adamw(&mut self, items: &mut [AdamWItem<'_, Self::Buffer>], norms: &mut Self::Buffer) -> Result<(), DeviceError>;

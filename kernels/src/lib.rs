@@ -12,4 +12,4 @@ pub mod cpu;
 pub use device::{AdamWItem, AttentionShape, Device, DeviceError, Dropout, LoraGrads, LoraModule, LoraRows, Use};
 pub use layout::{Layout, Segment};
 pub use random::{philox, stream_key, uniform};
-pub use weights::{DType, HostTensor, Mapped, MapError};
+pub use weights::{DType, HostTensor, MapError, Mapped};

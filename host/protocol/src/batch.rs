@@ -27,11 +27,7 @@ impl Sequence {
             return bad("tokens is empty, expected at least one".into());
         }
         if targets.len() != rows || weights.len() != rows {
-            return bad(format!(
-                "{rows} tokens, {} targets and {} weights, expected as many of each",
-                targets.len(),
-                weights.len()
-            ));
+            return bad(format!("{rows} tokens, {} targets and {} weights, expected as many of each", targets.len(), weights.len()));
         }
         if rows > model.max_position_embeddings {
             return bad(format!("{rows} tokens, expected at most the trunk's context of {}", model.max_position_embeddings));

@@ -150,8 +150,7 @@ pub struct UnknownModule(String);
 
 impl Module {
     /// All of them; PEFT's `all-linear`.
-    pub const ALL: [Self; 7] =
-        [Self::QProj, Self::KProj, Self::VProj, Self::OProj, Self::GateProj, Self::UpProj, Self::DownProj];
+    pub const ALL: [Self; 7] = [Self::QProj, Self::KProj, Self::VProj, Self::OProj, Self::GateProj, Self::UpProj, Self::DownProj];
 
     /// The name in transformers, for example `q_proj`.
     #[must_use]
