@@ -21,6 +21,17 @@ impl Sequence {
     /// # Errors
     /// `invalid-argument` that says which list is wrong, where, and what would be right.
     pub fn new(model: &ModelConfig, tokens: Vec<u32>, targets: Vec<u32>, weights: Vec<f32>) -> Result<Self, EngineError> {
+        let sequence = Self { tokens, targets, weights };
+        sequence.check(model)?;
+        Ok(sequence)
+    }
+
+    /// The checks of [`Sequence::new`], for a sequence that was made for another trunk or came over a wire.
+    ///
+    /// # Errors
+    /// As [`Sequence::new`].
+    pub fn check(&self, model: &ModelConfig) -> Result<(), EngineError> {
+        let Self { tokens, targets, weights } = self;
         let bad = |text: String| Err(EngineError::invalid(text));
         let rows = tokens.len();
         if rows == 0 {
@@ -32,7 +43,7 @@ impl Sequence {
         if rows > model.max_position_embeddings {
             return bad(format!("{rows} tokens, expected at most the trunk's context of {}", model.max_position_embeddings));
         }
-        for (name, list) in [("tokens", &tokens), ("targets", &targets)] {
+        for (name, list) in [("tokens", tokens), ("targets", targets)] {
             if let Some((i, id)) = list.iter().enumerate().find(|(_, id)| **id as usize >= model.vocab_size) {
                 return bad(format!("{name}[{i}] is {id}, expected below the vocabulary of {}", model.vocab_size));
             }
@@ -40,7 +51,7 @@ impl Sequence {
         if let Some((i, weight)) = weights.iter().enumerate().find(|(_, w)| !w.is_finite() || **w < 0.0) {
             return bad(format!("weights[{i}] is {weight}, expected a finite number, 0 or more"));
         }
-        Ok(Self { tokens, targets, weights })
+        Ok(())
     }
 
     /// Number of rows.

@@ -70,6 +70,12 @@ impl Client {
         self.send(command).await?.await
     }
 
+    /// Whether both send to the same engine.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.requests.same_channel(&other.requests)
+    }
+
     /// Sends a command whose answer nobody waits for, from where waiting is impossible (a `Drop`). Full channels are
     /// waited for on a thread of the runtime.
     pub fn send_detached(&self, command: Command) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use nodus_protocol::{AdapterWeights, Client, Digest, LossSums, ModelConfig, Sequence, StepReport, TrunkSlot};
 
-/// Why a service refused. The text is shown to the guest: no path, no address, nothing of another job.
+/// Why a service refused. The text, but for `Internal`, is shown to the guest: no path, no address, nothing of another job.
 #[derive(Clone, Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the cases are those of nodus:gpu/types.error")]
 pub enum Refusal {
@@ -21,6 +21,9 @@ pub enum Refusal {
     Unsupported(String),
     #[error("{0}")]
     Other(String),
+    /// A failure of the host itself. It ends the job as ours, is for the operator's log, and is never shown to the guest.
+    #[error("internal error of the host")]
+    Internal(String),
 }
 
 /// A trunk that a job may use.

@@ -1,0 +1,140 @@
+//! Every limit of a job, in one place.
+//!
+//! A limit is the job's own: it never changes with what other jobs do, so no neighbour can be seen through it.
+
+use serde::{Deserialize, Serialize};
+
+/// Declares the fields, their names as the guest sees them, and their defaults, so that the three cannot drift apart.
+macro_rules! limits {
+    ($($(#[$doc:meta])+ $field:ident, $name:literal, $default:expr;)+) => {
+        /// What one job may use. The unit ends the name.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
+        pub struct Limits { $($(#[$doc])+ pub $field: u64,)+ }
+
+        impl Limits {
+            /// The limits of a job that asks for nothing else.
+            pub const DEFAULT: Self = Self { $($field: $default,)+ };
+
+            /// Names, as in `job.limits` of the guest, and values.
+            #[must_use]
+            pub fn entries(&self) -> Vec<(&'static str, u64)> {
+                vec![$(($name, self.$field),)+]
+            }
+        }
+    };
+}
+
+limits! {
+    /// Size of the component. Refuses the upload: compiling costs time and memory in proportion.
+    component_bytes, "component-bytes", 64 << 20;
+    /// Size of the parameters. Refuses the job: they are kept in its receipt.
+    parameter_bytes, "parameter-bytes", 256 << 10;
+    /// All linear memories together. Growing beyond it fails as WebAssembly says (-1), so that a guest that can do with less goes on.
+    guest_memory_bytes, "guest-memory-bytes", 256 << 20;
+    /// Elements of all tables together, 8 bytes each. Growing beyond it fails as WebAssembly says (-1).
+    table_elements, "table-elements", 100_000;
+    /// Linear memories. Refuses the upload: an ordinary component has one.
+    memories, "memories", 4;
+    /// Tables. Refuses the upload.
+    tables, "tables", 32;
+    /// Core instances. Ends the job at its start.
+    instances, "instances", 64;
+    /// Resources alive at once. Refuses the call where it can answer an error, else ends the job.
+    handles, "handles", 10_000;
+    /// What one call may carry from the guest to the host. Ends the job: the host cannot tell the guest before it has copied.
+    host_call_bytes, "host-call-bytes", 16 << 20;
+    /// Text of one `encode`, `decode` or `apply-chat-template`. Refuses the call: the host tokenises on the guest's own time.
+    text_bytes, "text-bytes", 1 << 20;
+    /// Random bytes of one call. Ends the job: WASI has no error for it.
+    random_bytes, "random-bytes", 1 << 20;
+    /// All log lines and output together. Drops what is beyond and counts it: a log must not end a job.
+    log_bytes, "log-bytes", 4 << 20;
+    /// Reported metrics. Drops what is beyond and counts it.
+    metrics, "metrics", 1_000_000;
+    /// Progress reports. Drops what is beyond and counts it.
+    progress_reports, "progress-reports", 1_000_000;
+    /// CPU time of the guest in all, what the host does within its calls included, waiting excluded. Ends the job.
+    cpu_ms, "cpu-ms", 3_600_000;
+    /// CPU time of the guest since the engine last answered it. Ends the job: it is stuck.
+    cpu_stretch_ms, "cpu-stretch-ms", 60_000;
+    /// Time from start to end, whatever it is spent on. Ends the job.
+    wall_ms, "wall-ms", 24 * 3_600_000;
+    /// Rows of one batch to train on; an evaluation is split into pieces of at most this. Refuses the call: the device's memory
+    /// is planned by it.
+    batch_tokens, "batch-tokens", 32_768;
+    /// Sequences of one batch. Refuses the call.
+    batch_sequences, "batch-sequences", 65_536;
+    /// What all batches alive hold of the host's memory. Refuses the call.
+    batch_bytes, "batch-bytes", 256 << 20;
+    /// Data sets open at once. Refuses the call: each is held tokenised.
+    datasets, "datasets", 16;
+    /// Adapters alive at once. Refuses the call.
+    adapters, "adapters", 64;
+    /// Device memory of all adapters alive: weights, gradient and two moments, float32. Refuses the call.
+    device_bytes, "device-bytes", 4 << 30;
+    /// Calls of one adapter that are not yet answered. A further call waits for the oldest: the engine is no faster for a longer queue.
+    calls_in_flight, "calls-in-flight", 64;
+    /// Names under which adapters are saved. Refuses the call.
+    artifacts, "artifacts", 64;
+    /// Weights of all saved adapters, the latest of each name. Refuses the call.
+    artifact_bytes, "artifact-bytes", 4 << 30;
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+/// Longest line of a log; a longer one is broken into several.
+pub const LOG_LINE_BYTES_MAX: usize = 16 << 10;
+/// Longest name of a metric; a longer one is cut.
+pub const METRIC_NAME_BYTES_MAX: usize = 128;
+/// Longest name of an artifact.
+pub const ARTIFACT_NAME_BYTES_MAX: usize = 64;
+/// What is kept of a panic's message or of a guest's own error.
+pub const MESSAGE_BYTES_MAX: usize = 8 << 10;
+/// Stack of the guest's code, per job. Ends the job.
+pub const WASM_STACK_BYTES: usize = 512 << 10;
+/// Stack on which guest code and host functions run, per job: what the guest leaves over is the host's.
+pub const ASYNC_STACK_BYTES: usize = 2 << 20;
+/// How often running guest code is looked at.
+pub const TICK_MS: u64 = 10;
+
+const _: () = {
+    let limits = Limits::DEFAULT;
+    assert!(limits.parameter_bytes <= limits.host_call_bytes, "a guest may copy its parameters");
+    assert!(limits.text_bytes < limits.host_call_bytes, "the refusal must come before the end of the job");
+    assert!(limits.batch_tokens * 12 <= limits.host_call_bytes, "a full batch of own examples fits one call");
+    assert!(limits.batch_tokens * 12 <= limits.batch_bytes, "a full batch of own examples can be held");
+    assert!(limits.batch_sequences * 8 <= limits.batch_bytes, "a full batch of a data set can be held");
+    assert!(limits.cpu_stretch_ms <= limits.cpu_ms && limits.cpu_ms <= limits.wall_ms, "the narrower limit ends the job first");
+    assert!(limits.cpu_stretch_ms >= 10 * TICK_MS, "a limit of a few ticks would be a lottery");
+    assert!(limits.adapters < limits.handles, "the limit by name comes before the limit on handles");
+    assert!(WASM_STACK_BYTES * 2 <= ASYNC_STACK_BYTES, "host functions need room below the guest's stack");
+    assert!(LOG_LINE_BYTES_MAX as u64 <= limits.log_bytes, "one line fits the log");
+};
+
+#[cfg(test)]
+mod tests {
+    use super::Limits;
+
+    #[test]
+    fn names_are_the_fields_in_kebab_case_and_the_unit_ends_them() {
+        let json = serde_json::to_value(Limits::DEFAULT).unwrap();
+        let fields = json.as_object().unwrap();
+        let entries = Limits::DEFAULT.entries();
+        assert_eq!(fields.len(), entries.len());
+        for (name, value) in entries {
+            assert_eq!(fields[name].as_u64(), Some(value), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_limit_is_an_error_and_a_missing_one_the_default() {
+        let some: Limits = serde_json::from_str(r#"{"handles": 7}"#).unwrap();
+        assert_eq!(some, Limits { handles: 7, ..Limits::DEFAULT });
+        assert!(serde_json::from_str::<Limits>(r#"{"handels": 7}"#).is_err());
+    }
+}

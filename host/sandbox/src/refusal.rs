@@ -1,0 +1,69 @@
+//! Why an upload is no training job. The tenant's fault, always, and shown to the tenant.
+
+/// Why a component was refused: what is wrong, and what would be right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ComponentRefusal {
+    /// Larger than `component-bytes`.
+    #[error("the component is {bytes} bytes long, expected at most {allowed} (component-bytes)")]
+    TooLarge {
+        /// Its length.
+        bytes: u64,
+        /// The limit.
+        allowed: u64,
+    },
+    /// The text format.
+    #[error("this is WebAssembly text (.wat): upload the binary component (.wasm)")]
+    Text,
+    /// A core module.
+    #[error("this is a core module: build for wasm32-wasip2, or wrap it with `wasm-tools component new`")]
+    CoreModule,
+    /// Native code, perhaps wasmtime's own (.cwasm).
+    #[error("this is precompiled native code: upload the WebAssembly component (.wasm), the host compiles it itself")]
+    Precompiled,
+    /// Neither of these.
+    #[error("this is no WebAssembly component: it begins with {begin}, expected 00 61 73 6d 0d 00 01 00")]
+    NotWasm {
+        /// Its first bytes in hexadecimal.
+        begin: String,
+    },
+    /// Truncated, malformed, or using a feature that is off.
+    #[error("the component is invalid: {reason}")]
+    Invalid {
+        /// What wasmtime says, with the offset.
+        reason: String,
+    },
+    /// Imports that no training job has.
+    #[error("the component imports what the host does not offer: {}\nexpected only nodus:gpu@0.1 and WASI 0.2 (cli, clocks, filesystem, io, random, sockets)", imports.join(", "))]
+    ForeignImports {
+        /// All of them.
+        imports: Vec<String>,
+    },
+    /// An import of the right name that is not what the host has under it.
+    #[error("an import of the component does not fit the host: {reason}")]
+    WrongImport {
+        /// Which one and how.
+        reason: String,
+    },
+    /// No `run`.
+    #[error("the component exports no `run`: expected `export run: func() -> result<_, string>`, the world nodus:gpu/training-job")]
+    NoRun,
+    /// `run` of another type.
+    #[error("the component's `run` is {found}: expected func() -> result<_, string>, the world nodus:gpu/training-job")]
+    WrongRun {
+        /// What it is.
+        found: String,
+    },
+    /// Imports core modules, so that what it needs cannot be told.
+    #[error("the component imports core modules, so what it needs cannot be told: expected a component that holds its own")]
+    UnknownNeeds,
+    /// Needs more from the start than a job may have.
+    #[error("the component needs {needed} {limit} from the start, expected at most {allowed}")]
+    NeedsTooMuch {
+        /// The limit's name.
+        limit: &'static str,
+        /// What it needs.
+        needed: u64,
+        /// The limit.
+        allowed: u64,
+    },
+}
