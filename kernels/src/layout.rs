@@ -2,6 +2,8 @@
 //!
 //! Never knows whose sequence it is.
 
+use std::sync::Arc;
+
 /// The rows of one sequence in a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
@@ -14,8 +16,13 @@ pub struct Segment {
 }
 
 /// The rows of a pass in a buffer: one segment a sequence, in order, each starting at a multiple of the device's alignment.
+///
+/// Cloning shares it: a device keeps what it derived from a layout, and knows a clone again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct Layout(Arc<Rows>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rows {
     segments: Vec<Segment>,
     positions: Vec<u32>,
 }
@@ -27,31 +34,51 @@ impl Layout {
     /// Sequences without rows keep an empty segment, so that layouts of one pass correspond segment by segment.
     #[must_use]
     pub fn new<'a>(sequences: impl IntoIterator<Item = (u32, &'a [u32])>, align: usize) -> Self {
-        let mut layout = Self { segments: Vec::new(), positions: Vec::new() };
+        let mut layout = Rows { segments: Vec::new(), positions: Vec::new() };
         for (sequence, positions) in sequences {
             let start = layout.positions.len();
             layout.segments.push(Segment { start, rows: positions.len(), sequence });
             layout.positions.extend_from_slice(positions);
             layout.positions.resize(start + positions.len().next_multiple_of(align), u32::MAX);
         }
-        layout
+        Self(Arc::new(layout))
+    }
+
+    /// The same buffer rows, of which only those of the chosen segments are still rows: every other segment is empty and its rows are
+    /// padding. An operation over it leaves the rows of the others alone.
+    #[must_use]
+    pub fn select(&self, mut chosen: impl FnMut(usize) -> bool) -> Self {
+        let mut selected = (*self.0).clone();
+        for (i, segment) in selected.segments.iter_mut().enumerate() {
+            if !chosen(i) {
+                selected.positions[segment.start..segment.start + segment.rows].fill(u32::MAX);
+                segment.rows = 0;
+            }
+        }
+        Self(Arc::new(selected))
     }
 
     /// The segments, in order.
     #[must_use]
     pub fn segments(&self) -> &[Segment] {
-        &self.segments
+        &self.0.segments
     }
 
     /// Number of buffer rows, padding included.
     #[must_use]
     pub fn rows(&self) -> usize {
-        self.positions.len()
+        self.0.positions.len()
     }
 
     /// For each buffer row its position in its sequence; `u32::MAX` for padding.
     #[must_use]
     pub fn positions(&self) -> &[u32] {
-        &self.positions
+        &self.0.positions
+    }
+
+    /// Whether this is a clone of the other.
+    #[must_use]
+    pub fn is_clone_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }

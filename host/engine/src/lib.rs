@@ -1,1 +1,22 @@
-//! Skeleton.
+//! The training engine: trunks, adapters, optimiser steps, and passes fused over many jobs.
+//!
+//! Knows slots and numbers; never a tenant's name, wasm, a file or a socket. Results of a command depend on nothing but the commands of
+//! the same adapter before it: solo is a pass with one member.
+
+mod adapter;
+mod counters;
+mod engine;
+mod error;
+pub mod form;
+mod pass;
+mod pool;
+mod rope;
+mod rows;
+mod thread;
+mod training;
+mod trunk;
+
+pub use counters::Counts;
+pub use engine::{Engine, Options};
+pub use error::TrunkError;
+pub use thread::EngineHandle;

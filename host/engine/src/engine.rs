@@ -1,0 +1,256 @@
+//! The engine without its thread: takes commands, answers them.
+//!
+//! Never knows who sends a command, and reads no clock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use nodus_kernels::{Device, HostTensor};
+use nodus_protocol::{AdapterSlot, AdapterWeights, Command, EngineError, ErrorKind, JobSlot, LoraConfig, ModelConfig, Reply, TrunkSlot};
+
+use crate::TrunkError;
+use crate::adapter::{Adapter, check_weights};
+use crate::counters::{Counters, Counts};
+use crate::error::to_job;
+use crate::form::{Decision, Item, View, Work, decide};
+use crate::trunk::Trunk;
+
+/// How an engine works. None of it changes a result.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// How long a pass waits for a job that took part in the last one.
+    pub linger: Duration,
+    /// Rows of all batches of one pass at most; a single larger batch runs alone.
+    pub rows_max: usize,
+    /// Bytes of activations kept for the backward pass at most; the others are computed again.
+    pub kept_bytes_max: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { linger: Duration::from_millis(2), rows_max: 8192, kept_bytes_max: 512 << 20 }
+    }
+}
+
+/// An engine on one device.
+pub struct Engine<D: Device> {
+    pub(crate) device: D,
+    pub(crate) options: Options,
+    pub(crate) trunks: Vec<Trunk<D>>,
+    pub(crate) adapters: BTreeMap<AdapterSlot, Adapter<D>>,
+    pub(crate) counters: Arc<Counters>,
+    /// Why nothing works any more.
+    pub(crate) lost: Option<EngineError>,
+    previous: Option<(TrunkSlot, BTreeSet<JobSlot>)>,
+}
+
+impl<D: Device> Engine<D> {
+    /// An engine without trunks.
+    pub fn new(device: D, options: Options) -> Self {
+        let (trunks, adapters, counters) = (Vec::new(), BTreeMap::new(), Arc::default());
+        Self { device, options, trunks, adapters, counters, lost: None, previous: None }
+    }
+
+    /// Loads a trunk. Tensors are those of transformers by name (`model.embed_tokens.weight`, ...); others are ignored.
+    ///
+    /// # Errors
+    /// Names what is missing, or of another shape than the configuration says.
+    pub fn add_trunk(&mut self, config: &ModelConfig, tensors: &BTreeMap<String, HostTensor>) -> Result<TrunkSlot, TrunkError> {
+        let trunk = Trunk::load(&mut self.device, config, tensors)?;
+        let slot = TrunkSlot(self.trunks.len() as u32);
+        self.trunks.push(trunk);
+        self.count_bytes();
+        Ok(slot)
+    }
+
+    /// What makes a result's bits; see [`Device::class`].
+    #[must_use]
+    pub fn class(&self) -> Vec<(String, String)> {
+        self.device.class()
+    }
+
+    /// What it has done.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counters.read()
+    }
+
+    /// Carries out one command.
+    ///
+    /// # Errors
+    /// As the command says.
+    pub fn execute(&mut self, command: Command) -> Result<Reply, EngineError> {
+        self.execute_all(vec![command]).pop().unwrap_or_else(|| Err(EngineError::gone()))
+    }
+
+    /// Carries out commands that arrive all at once, in as few passes as [`decide`] allows, and answers each in its place.
+    pub fn execute_all(&mut self, commands: Vec<Command>) -> Vec<Result<Reply, EngineError>> {
+        let mut replies: Vec<Option<Result<Reply, EngineError>>> = commands.iter().map(|_| None).collect();
+        let mut waiting: Vec<(usize, Command)> = commands.into_iter().enumerate().collect();
+        loop {
+            let items: Vec<Item> = waiting.iter().map(|(_, command)| self.item(command, 0)).collect();
+            // Nothing else will arrive, so there is nobody to wait for.
+            let decision = self.decide(&items, u64::MAX, 0);
+            let commands: Vec<&Command> = chosen(&decision).iter().filter_map(|i| waiting.get(*i)).map(|(_, command)| command).collect();
+            if commands.is_empty() {
+                break;
+            }
+            let answers = self.carry_out(&decision, &commands);
+            let taken: Vec<usize> = chosen(&decision).iter().filter_map(|i| waiting.get(*i)).map(|(place, _)| *place).collect();
+            for (place, answer) in taken.iter().zip(answers) {
+                if let Some(reply) = replies.get_mut(*place) {
+                    *reply = Some(answer);
+                }
+            }
+            waiting.retain(|(place, _)| !taken.contains(place));
+        }
+        replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(EngineError::gone()))).collect()
+    }
+
+    /// The gradient accumulated since an adapter's last step, not normalised, in the places of its weights. For tests and for looking inside.
+    ///
+    /// # Errors
+    /// `NotFound`; what the device says.
+    pub fn gradients(&mut self, slot: AdapterSlot) -> Result<AdapterWeights, EngineError> {
+        let adapter = self.adapters.get(&slot).ok_or_else(|| no_adapter(slot))?;
+        adapter.gradients(&mut self.device).map_err(|error| to_job(&error))
+    }
+
+    /// What the decision sees of a command.
+    pub(crate) fn item(&self, command: &Command, sent_us: u64) -> Item {
+        let (adapter, rows) = match command {
+            Command::ForwardBackward { slot, batch } | Command::TrainStep { slot, batch, .. } | Command::Evaluate { slot, batch } => {
+                (*slot, Some(batch.rows()))
+            }
+            Command::CreateAdapter { slot, .. }
+            | Command::LoadAdapter { slot, .. }
+            | Command::OptimStep { slot, .. }
+            | Command::Export { slot }
+            | Command::DropAdapter { slot } => (*slot, None),
+            Command::DropJob { job } => (AdapterSlot { job: *job, index: u32::MAX }, None),
+        };
+        let work = match (rows, self.adapters.get(&adapter)) {
+            (Some(rows), Some(found)) => Work::Pass { trunk: found.trunk, rows },
+            _ => Work::Alone,
+        };
+        Item { adapter, work, sent_us }
+    }
+
+    /// What to do with these commands, at this time.
+    pub(crate) fn decide(&mut self, items: &[Item], now_us: u64, previous_end_us: u64) -> Decision {
+        if let Some((_, jobs)) = &mut self.previous {
+            jobs.retain(|job| self.adapters.keys().any(|slot| slot.job == *job));
+        }
+        decide(&View {
+            items,
+            previous: self.previous.as_ref().map(|(trunk, jobs)| (*trunk, jobs)),
+            previous_end_us,
+            now_us,
+            linger_us: u64::try_from(self.options.linger.as_micros()).unwrap_or(u64::MAX),
+            rows_max: self.options.rows_max,
+        })
+    }
+
+    /// Does what was decided with the commands chosen and answers each in its place.
+    pub(crate) fn carry_out(&mut self, decision: &Decision, commands: &[&Command]) -> Vec<Result<Reply, EngineError>> {
+        if let Some(lost) = &self.lost {
+            return commands.iter().map(|_| Err(lost.clone())).collect();
+        }
+        let replies = match decision {
+            Decision::Pass(trunk, _) => {
+                let replies = self.pass(*trunk, commands);
+                self.previous = Some((*trunk, commands.iter().map(|command| self.item(command, 0).adapter.job).collect()));
+                replies
+            }
+            _ => commands.iter().map(|command| self.manage(command)).collect(),
+        };
+        for error in replies.iter().filter_map(|reply| reply.as_ref().err()) {
+            if error.kind == ErrorKind::DeviceLost {
+                tracing::error!(%error, "the device is lost; everything is refused from here on");
+                self.lost = Some(error.clone());
+            }
+        }
+        self.count_bytes();
+        replies
+    }
+
+    /// Everything that needs no pass.
+    fn manage(&mut self, command: &Command) -> Result<Reply, EngineError> {
+        match command {
+            Command::CreateAdapter { slot, trunk, config, seed, cohort } => {
+                let adapter = self.create(*slot, *trunk, config, *seed, *cohort)?;
+                self.adapters.insert(*slot, adapter);
+                Ok(Reply::Done)
+            }
+            Command::LoadAdapter { slot, trunk, weights, seed, cohort } => {
+                check_weights(weights, &self.trunk(*trunk)?.config)?;
+                let mut adapter = self.create(*slot, *trunk, &weights.config, *seed, *cohort)?;
+                adapter.fill(&mut self.device, weights).map_err(|error| to_job(&error))?;
+                self.adapters.insert(*slot, adapter);
+                Ok(Reply::Done)
+            }
+            Command::OptimStep { slot, optimiser } => self.optim_step(*slot, optimiser).map(Reply::Step),
+            Command::Export { slot } => self.export(*slot),
+            Command::DropAdapter { slot } => self.adapters.remove(slot).map(|_| Reply::Done).ok_or_else(|| no_adapter(*slot)),
+            Command::DropJob { job } => {
+                self.adapters.retain(|slot, _| slot.job != *job);
+                Ok(Reply::Done)
+            }
+            // A pass on an adapter that is not there.
+            Command::ForwardBackward { slot, .. } | Command::TrainStep { slot, .. } | Command::Evaluate { slot, .. } => {
+                Err(no_adapter(*slot))
+            }
+        }
+    }
+
+    fn create(
+        &mut self,
+        slot: AdapterSlot,
+        trunk: TrunkSlot,
+        config: &LoraConfig,
+        seed: u64,
+        cohort: Option<u64>,
+    ) -> Result<Adapter<D>, EngineError> {
+        if self.adapters.contains_key(&slot) {
+            return Err(EngineError::invalid(format!("adapter {} exists already, expected a free slot", slot.index)));
+        }
+        let model = self.trunk(trunk)?.config.clone();
+        config.validate(&model)?;
+        Adapter::create(&mut self.device, slot, (trunk, &model), config, seed, cohort).map_err(|error| to_job(&error))
+    }
+
+    fn export(&mut self, slot: AdapterSlot) -> Result<Reply, EngineError> {
+        let adapter = self.adapters.get_mut(&slot).ok_or_else(|| no_adapter(slot))?;
+        if let Some(poison) = &adapter.poison {
+            return Err(poison.clone());
+        }
+        let weights = adapter.weights(&mut self.device).map_err(|error| to_job(&error))?;
+        let broken = weights.modules.iter().find(|module| module.a.iter().chain(&module.b).any(|value| !value.is_finite()));
+        match broken {
+            Some(module) => Err(adapter.poison(&format!("a weight of layers.{}.{} is not finite", module.layer, module.module.path()))),
+            None => Ok(Reply::Weights(Box::new(weights))),
+        }
+    }
+
+    fn trunk(&self, slot: TrunkSlot) -> Result<&Trunk<D>, EngineError> {
+        self.trunks.get(slot.0 as usize).ok_or_else(|| EngineError::new(ErrorKind::NotFound, format!("there is no trunk {}", slot.0)))
+    }
+
+    fn count_bytes(&self) {
+        self.counters.allocated_bytes.store(self.device.allocated_bytes(), Relaxed);
+    }
+}
+
+/// The places of the items that a decision runs.
+pub(crate) fn chosen(decision: &Decision) -> &[usize] {
+    match decision {
+        Decision::Alone(chosen) | Decision::Pass(_, chosen) => chosen,
+        Decision::Idle | Decision::Wait { .. } => &[],
+    }
+}
+
+pub(crate) fn no_adapter(slot: AdapterSlot) -> EngineError {
+    EngineError::new(ErrorKind::NotFound, format!("there is no adapter {}", slot.index))
+}

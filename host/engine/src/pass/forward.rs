@@ -1,0 +1,190 @@
+//! The forward pass, half a layer at a time.
+//!
+//! Never keeps what no backward pass will read.
+
+use std::rc::Rc;
+
+use nodus_kernels::{Device, DeviceError, Use};
+use nodus_protocol::Module;
+
+use super::memory::Keep;
+use super::{AttentionTape, Buffer, Inner, LayerTape, MlpTape, Pass, lora_rows};
+use crate::rows::{Level, View};
+
+impl<D: Device> Pass<'_, '_, D> {
+    /// Embedding and all layers: the residual stream at the top, and one tape a layer that the backward pass reaches, bottom up.
+    pub(super) fn forward(&mut self, keep: &[Keep]) -> Result<(Buffer<D>, Vec<LayerTape<D>>), DeviceError> {
+        let map = self.map;
+        let (level, _) = map.level(0);
+        let mut residual = self.activation(&level.all.rows, self.trunk.config.hidden_size)?;
+        self.device.embed(&level.all.rows, &map.tokens, &self.trunk.embed, &mut residual)?;
+        let mut tapes = Vec::new();
+        for (layer, keep) in keep.iter().enumerate() {
+            let input = Rc::new(residual);
+            let (middle, attention) = self.attention(layer, &input)?;
+            let attention = matches!(keep, Keep::Whole { attention: true }).then(|| Box::new(attention));
+            let (out, mlp) = self.mlp(layer, &Rc::new(middle))?;
+            match keep {
+                Keep::Nothing => {}
+                Keep::Input => tapes.push(LayerTape::Input(input)),
+                Keep::Whole { .. } => tapes.push(LayerTape::Whole(attention, Box::new(mlp))),
+            }
+            residual = out;
+        }
+        Ok((residual, tapes))
+    }
+
+    /// The attention half of a layer: the residual stream after it (the labelled rows alone in the last layer), and its tape.
+    pub(super) fn attention(&mut self, layer: usize, input: &Rc<Buffer<D>>) -> Result<(Buffer<D>, AttentionTape<D>), DeviceError> {
+        let (trunk, map) = (self.trunk, self.map);
+        let Some(weights) = trunk.layers.get(layer) else { return Err(no_layer(layer)) };
+        let (hidden, shape) = (trunk.config.hidden_size, trunk.attention_shape());
+        let (q_width, kv_width) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+        let last = layer + 1 == trunk.layers.len();
+        let (level, below) = map.level(2 * layer);
+
+        // What reads no adapter is computed before the fan-out: once for all members of a stream.
+        let base = below.unwrap_or(level);
+        let x = self.norm(&base.all.rows, input, &weights.input_norm)?;
+        let x_q = if last { Some(self.gather(&base.labelled.rows, &base.narrow, hidden, &x)?) } else { None };
+        let q = self.linear(base.view(last), x_q.as_ref().unwrap_or(&x), layer, Module::QProj)?;
+        let k = self.linear(&base.all, &x, layer, Module::KProj)?;
+        let v = self.linear(&base.all, &x, layer, Module::VProj)?;
+        let (queries, keys) = (level.view(last), &level.all);
+        let (residual, x, x_q, mut q, mut k, mut v) = match below {
+            None => (input.clone(), x, x_q, q, k, v),
+            Some(_) => (
+                Rc::new(self.fan_out(keys, hidden, input)?),
+                self.fan_out(keys, hidden, &x)?,
+                x_q.map(|x_q| self.fan_out(queries, hidden, &x_q)).transpose()?,
+                self.fan_out(queries, q_width, &q)?,
+                self.fan_out(keys, kv_width, &k)?,
+                self.fan_out(keys, kv_width, &v)?,
+            ),
+        };
+
+        let inner_q = self.lora(level, queries, (layer, Module::QProj), x_q.as_ref().unwrap_or(&x), &mut q)?;
+        let inner_k = self.lora(level, keys, (layer, Module::KProj), &x, &mut k)?;
+        let inner_v = self.lora(level, keys, (layer, Module::VProj), &x, &mut v)?;
+        drop((x, x_q));
+        let mut before_norm = None;
+        if let Some((q_norm, k_norm)) = &weights.qk_norm {
+            let normed_q = self.head_norm(queries, shape.heads, &q, q_norm)?;
+            let normed_k = self.head_norm(keys, shape.kv_heads, &k, k_norm)?;
+            before_norm = Some((std::mem::replace(&mut q, normed_q), std::mem::replace(&mut k, normed_k)));
+        }
+        self.device.rope(&queries.rows, shape.heads, shape.head_dim, &trunk.rope, &mut q, false)?;
+        self.device.rope(&keys.rows, shape.kv_heads, shape.head_dim, &trunk.rope, &mut k, false)?;
+        let mut out = self.activation(&queries.rows, q_width)?;
+        let mut lse = self.buffer(Use::State, &queries.rows, shape.heads)?;
+        self.device.attention(&queries.rows, &keys.rows, shape, &q, &k, &v, &mut out, &mut lse)?;
+
+        let mut next = self.linear(queries, &out, layer, Module::OProj)?;
+        let inner_o = self.lora(level, queries, (layer, Module::OProj), &out, &mut next)?;
+        if last {
+            let narrowed = self.gather(&queries.rows, &level.narrow, hidden, &residual)?;
+            self.device.add(&queries.rows, &narrowed, &mut next)?;
+        } else {
+            self.device.add(&queries.rows, &residual, &mut next)?;
+        }
+        Ok((next, AttentionTape { residual, before_norm, q, k, v, out, lse, inner: [inner_q, inner_k, inner_v, inner_o] }))
+    }
+
+    /// The MLP half of a layer: the residual stream after it, and its tape.
+    pub(super) fn mlp(&mut self, layer: usize, input: &Rc<Buffer<D>>) -> Result<(Buffer<D>, MlpTape<D>), DeviceError> {
+        let (trunk, map) = (self.trunk, self.map);
+        let Some(weights) = trunk.layers.get(layer) else { return Err(no_layer(layer)) };
+        let (hidden, width) = (trunk.config.hidden_size, trunk.config.intermediate_size);
+        let last = layer + 1 == trunk.layers.len();
+        let (level, below) = map.level(2 * layer + 1);
+
+        let base = below.unwrap_or(level).view(last);
+        let x = self.norm(&base.rows, input, &weights.post_norm)?;
+        let gate = self.linear(base, &x, layer, Module::GateProj)?;
+        let up = self.linear(base, &x, layer, Module::UpProj)?;
+        let view = level.view(last);
+        let (residual, x, mut gate, mut up) = match below {
+            None => (input.clone(), x, gate, up),
+            Some(_) => (
+                Rc::new(self.fan_out(view, hidden, input)?),
+                self.fan_out(view, hidden, &x)?,
+                self.fan_out(view, width, &gate)?,
+                self.fan_out(view, width, &up)?,
+            ),
+        };
+
+        let inner_gate = self.lora(level, view, (layer, Module::GateProj), &x, &mut gate)?;
+        let inner_up = self.lora(level, view, (layer, Module::UpProj), &x, &mut up)?;
+        drop(x);
+        let mut product = self.activation(&view.rows, width)?;
+        self.device.swiglu(&view.rows, &gate, &up, &mut product)?;
+        let mut next = self.linear(view, &product, layer, Module::DownProj)?;
+        let inner_down = self.lora(level, view, (layer, Module::DownProj), &product, &mut next)?;
+        self.device.add(&view.rows, &residual, &mut next)?;
+        Ok((next, MlpTape { residual, gate, up, inner: [inner_gate, inner_up, inner_down] }))
+    }
+
+    /// Final norm, head and loss on the labelled rows: the loss of each, and where a member trains the gradient of the residual stream.
+    pub(super) fn top(&mut self, residual: Buffer<D>) -> Result<(Buffer<D>, Option<Buffer<D>>), DeviceError> {
+        let (trunk, map) = (self.trunk, self.map);
+        let (level, _) = map.level(map.halves());
+        let rows = &level.labelled.rows;
+        let hidden = trunk.config.hidden_size;
+        let x = self.norm(rows, &residual, &trunk.norm)?;
+        let mut losses = self.buffer(Use::State, rows, 1)?;
+        let (targets, weights) = (&map.targets, &map.weights);
+        if let Some(rows) = map.top(level, false) {
+            self.device.head_loss(&rows, &x, trunk.head(), targets, weights, &mut losses, None)?;
+        }
+        let Some(training) = map.top(level, true) else { return Ok((losses, None)) };
+        let mut dx = self.activation(rows, hidden)?;
+        self.device.head_loss(&training, &x, trunk.head(), targets, weights, &mut losses, Some(&mut *dx))?;
+        let mut gradient = self.activation(rows, hidden)?;
+        let eps = trunk.config.rms_norm_eps;
+        self.device.rms_norm_backward(&training, 1, &dx, &residual, &trunk.norm, eps, &mut gradient, false)?;
+        Ok((losses, Some(gradient)))
+    }
+
+    /// The frozen part of a module into a new buffer.
+    fn linear(&mut self, view: &View, x: &D::Buffer, layer: usize, module: Module) -> Result<Buffer<D>, DeviceError> {
+        let trunk = self.trunk;
+        let Some(linear) = trunk.layers.get(layer).map(|weights| weights.linear(module)) else { return Err(no_layer(layer)) };
+        let mut out = self.activation(&view.rows, trunk.config.module_out(module))?;
+        self.device.linear(&view.rows, x, &linear.weight, linear.bias.as_ref(), &mut out)?;
+        Ok(out)
+    }
+
+    /// Adds the members' adapters of a module to y.
+    fn lora(
+        &mut self,
+        level: &Level,
+        view: &View,
+        (layer, module): (usize, Module),
+        x: &D::Buffer,
+        y: &mut D::Buffer,
+    ) -> Result<Inner<D>, DeviceError> {
+        let groups = lora_rows(self.members, level, layer, module);
+        let Some(width) = groups.iter().map(|group| group.module.rank).max() else { return Ok(None) };
+        let mut s = self.pool.take(self.device, Use::State, view.rows.rows() * width)?;
+        self.device.lora(&view.rows, &groups, x, &mut s, width, y)?;
+        Ok(Some((s, width)))
+    }
+
+    fn head_norm(&mut self, view: &View, heads: usize, x: &D::Buffer, weight: &D::Weight) -> Result<Buffer<D>, DeviceError> {
+        let config = &{ self.trunk }.config;
+        let mut out = self.activation(&view.rows, heads * config.head_dim)?;
+        self.device.rms_norm(&view.rows, heads, x, weight, config.rms_norm_eps, &mut out)?;
+        Ok(out)
+    }
+
+    /// Rows of the level below, copied to where they go on.
+    fn fan_out(&mut self, view: &View, width: usize, x: &D::Buffer) -> Result<Buffer<D>, DeviceError> {
+        let origin: &[u32] = view.origin.as_deref().unwrap_or_default();
+        self.gather(&view.rows, origin, width, x)
+    }
+}
+
+/// A defect: the row map and the trunk disagree.
+pub(super) fn no_layer(layer: usize) -> DeviceError {
+    DeviceError::Failed(format!("the trunk has no layer {layer}"))
+}

@@ -1,0 +1,178 @@
+//! One fused pass over the batches of several members: forward, and backward for those that train.
+//!
+//! Never mixes the rows of two members, and never knows whose they are.
+
+mod backward;
+mod forward;
+pub(crate) mod memory;
+
+use std::rc::Rc;
+
+use nodus_kernels::{Device, DeviceError, Layout, LoraGrads, LoraRows, Use};
+use nodus_protocol::{AdapterSlot, Batch, Module, SequenceLoss};
+
+use crate::adapter::{Adapter, Sites};
+use crate::pool::{Lent, Pool};
+use crate::rows::{Level, RowMap, Source, Stage};
+use crate::trunk::Trunk;
+use memory::Keep;
+
+/// One adapter with the batch it brings.
+pub(crate) struct Member<'a, D: Device> {
+    pub(crate) slot: AdapterSlot,
+    pub(crate) adapter: &'a mut Adapter<D>,
+    pub(crate) batch: &'a Batch,
+    pub(crate) cut: Stage,
+    pub(crate) trains: bool,
+}
+
+impl<'a, D: Device> Member<'a, D> {
+    /// What the row map sees of it.
+    pub(crate) fn source(&self) -> Source<'a> {
+        Source { batch: self.batch, cohort: self.adapter.cohort, cut: self.cut, trains: self.trains }
+    }
+}
+
+/// What a pass needs on the way.
+pub(crate) struct Pass<'a, 'm, D: Device> {
+    device: &'a mut D,
+    trunk: &'a Trunk<D>,
+    map: &'a RowMap,
+    members: &'a mut [Member<'m, D>],
+    pool: Pool<D::Buffer>,
+}
+
+type Buffer<D> = Lent<<D as Device>::Buffer>;
+
+/// What a LoRA module leaves for its backward pass: s, and how many columns it has.
+type Inner<D> = Option<(Buffer<D>, usize)>;
+
+/// What a layer's attention leaves for its backward pass.
+struct AttentionTape<D: Device> {
+    /// The residual stream that it read, all rows.
+    residual: Rc<Buffer<D>>,
+    /// q and k before their norms.
+    before_norm: Option<(Buffer<D>, Buffer<D>)>,
+    q: Buffer<D>,
+    k: Buffer<D>,
+    v: Buffer<D>,
+    out: Buffer<D>,
+    lse: Buffer<D>,
+    inner: [Inner<D>; 4],
+}
+
+/// What a layer's MLP leaves for its backward pass.
+struct MlpTape<D: Device> {
+    /// The residual stream that it read.
+    residual: Rc<Buffer<D>>,
+    gate: Buffer<D>,
+    up: Buffer<D>,
+    inner: [Inner<D>; 3],
+}
+
+/// What a layer leaves for its backward pass.
+enum LayerTape<D: Device> {
+    /// Everything that the backward pass will read.
+    Whole(Option<Box<AttentionTape<D>>>, Box<MlpTape<D>>),
+    /// What it read; the rest is computed again, to the same bits.
+    Input(Rc<Buffer<D>>),
+}
+
+/// A pass failed.
+pub(crate) struct Failure {
+    pub(crate) error: DeviceError,
+    /// Whether gradients were already being added to, so that they can no longer be trusted.
+    pub(crate) torn: bool,
+}
+
+impl<'a, 'm, D: Device> Pass<'a, 'm, D> {
+    pub(crate) fn new(device: &'a mut D, trunk: &'a Trunk<D>, map: &'a RowMap, members: &'a mut [Member<'m, D>]) -> Self {
+        Self { device, trunk, map, members, pool: Pool::new() }
+    }
+
+    /// Runs the pass and gives the loss of each row of the top level's labelled rows. Gradients of the members that train are added to.
+    pub(crate) fn run(&mut self, keep: &[Keep]) -> Result<Vec<f32>, Failure> {
+        let clean = |error| Failure { error, torn: false };
+        let torn = |error| Failure { error, torn: true };
+        let (residual, tapes) = self.forward(keep).map_err(clean)?;
+        let (losses, gradient) = self.top(residual).map_err(clean)?;
+        if let Some(gradient) = gradient {
+            self.backward(gradient, tapes).map_err(torn)?;
+        }
+        let mut values = vec![0.0; self.map.weights.len()];
+        self.device.download(&losses, 0, &mut values).map_err(torn)?;
+        Ok(values)
+    }
+
+    fn buffer(&mut self, usage: Use, rows: &Layout, width: usize) -> Result<Buffer<D>, DeviceError> {
+        self.pool.take(self.device, usage, rows.rows() * width)
+    }
+
+    fn activation(&mut self, rows: &Layout, width: usize) -> Result<Buffer<D>, DeviceError> {
+        self.buffer(Use::Activation, rows, width)
+    }
+
+    /// out\[r\] = x\[index\[r\]\] into a new buffer.
+    fn gather(&mut self, rows: &Layout, index: &[u32], width: usize, x: &D::Buffer) -> Result<Buffer<D>, DeviceError> {
+        let mut out = self.activation(rows, width)?;
+        self.device.gather(rows, index, width, x, &mut out)?;
+        Ok(out)
+    }
+
+    /// The RMS norm of the residual stream into a new buffer.
+    fn norm(&mut self, rows: &Layout, x: &D::Buffer, weight: &D::Weight) -> Result<Buffer<D>, DeviceError> {
+        let config = &self.trunk.config;
+        let mut out = self.pool.take(self.device, Use::Activation, rows.rows() * config.hidden_size)?;
+        self.device.rms_norm(rows, 1, x, weight, config.rms_norm_eps, &mut out)?;
+        Ok(out)
+    }
+}
+
+/// The rows of a level that carry an adapter on this module, member by member.
+fn lora_rows<'x, D: Device>(members: &'x [Member<'_, D>], level: &Level, layer: usize, module: Module) -> Vec<LoraRows<'x, D::Buffer>> {
+    let group = |(number, member): (usize, &'x Member<'_, D>)| {
+        let adapter = &*member.adapter;
+        let segments = Some(level.segments(number)).filter(|segments| !segments.is_empty())?;
+        let module_site = adapter.sites.get(layer, module)?;
+        let dropout = if member.trains { adapter.dropout(layer, module) } else { None };
+        Some(LoraRows { segments, module: module_site, dropout, params: &adapter.params })
+    };
+    members.iter().enumerate().filter_map(group).collect()
+}
+
+/// The same with gradients, of those members that train and are chosen.
+fn lora_grads<'x, D: Device>(
+    members: &'x mut [Member<'_, D>],
+    level: &Level,
+    (layer, module): (usize, Module),
+    chosen: impl Fn(usize) -> bool,
+) -> Vec<LoraGrads<'x, D::Buffer>> {
+    let group = |(number, member): (usize, &'x mut Member<'_, D>)| {
+        let dropout = member.adapter.dropout(layer, module);
+        let segments = Some(level.segments(number)).filter(|segments| !segments.is_empty() && member.trains && chosen(number))?;
+        let Adapter { sites, params, grads, .. } = &mut *member.adapter;
+        let module = Sites::get(sites, layer, module)?;
+        Some(LoraGrads { rows: LoraRows { segments, module, dropout, params }, grads })
+    };
+    members.iter_mut().enumerate().filter_map(group).collect()
+}
+
+/// The loss of each sequence of a member's batch: its rows in order, added in float64. A row with a loss that is not finite is named.
+pub(crate) fn sequence_losses(batch: &Batch, losses: impl IntoIterator<Item = f32>) -> Result<Vec<SequenceLoss>, String> {
+    let mut losses = losses.into_iter();
+    let mut all = Vec::with_capacity(batch.sequences.len());
+    for (number, sequence) in batch.sequences.iter().enumerate() {
+        let mut sums = SequenceLoss { loss_sum: 0.0, weight_sum: 0.0, labelled: 0 };
+        for (row, weight) in sequence.weights().iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
+            let loss = losses.next().unwrap_or(f32::NAN);
+            if !loss.is_finite() {
+                return Err(format!("the loss is {loss} at sequence {number}, row {row}, expected a finite number"));
+            }
+            sums.loss_sum += f64::from(*weight) * f64::from(loss);
+            sums.weight_sum += f64::from(*weight);
+            sums.labelled += 1;
+        }
+        all.push(sums);
+    }
+    Ok(all)
+}

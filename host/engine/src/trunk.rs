@@ -1,0 +1,164 @@
+//! A frozen base model on the device.
+//!
+//! Never changes after it is loaded, and never knows who uses it.
+
+use std::collections::BTreeMap;
+
+use nodus_kernels::{AttentionShape, Device, HostTensor, Use};
+use nodus_protocol::{Architecture, ModelConfig, Module};
+
+use crate::{TrunkError, rope};
+
+/// A frozen base model on the device.
+pub(crate) struct Trunk<D: Device> {
+    pub(crate) config: ModelConfig,
+    pub(crate) embed: D::Weight,
+    pub(crate) layers: Vec<Layer<D>>,
+    pub(crate) norm: D::Weight,
+    head: Option<D::Weight>,
+    pub(crate) rope: D::Buffer,
+}
+
+/// One decoder layer.
+pub(crate) struct Layer<D: Device> {
+    pub(crate) input_norm: D::Weight,
+    pub(crate) post_norm: D::Weight,
+    pub(crate) q: Linear<D>,
+    pub(crate) k: Linear<D>,
+    pub(crate) v: Linear<D>,
+    pub(crate) o: Linear<D>,
+    pub(crate) gate: Linear<D>,
+    pub(crate) up: Linear<D>,
+    pub(crate) down: Linear<D>,
+    /// RMS norms on each head of q and k (Qwen3).
+    pub(crate) qk_norm: Option<(D::Weight, D::Weight)>,
+}
+
+/// y = W x + bias.
+pub(crate) struct Linear<D: Device> {
+    pub(crate) weight: D::Weight,
+    pub(crate) bias: Option<D::Weight>,
+}
+
+impl<D: Device> Layer<D> {
+    pub(crate) fn linear(&self, module: Module) -> &Linear<D> {
+        match module {
+            Module::QProj => &self.q,
+            Module::KProj => &self.k,
+            Module::VProj => &self.v,
+            Module::OProj => &self.o,
+            Module::GateProj => &self.gate,
+            Module::UpProj => &self.up,
+            Module::DownProj => &self.down,
+        }
+    }
+}
+
+impl<D: Device> Trunk<D> {
+    /// Checks every tensor that the architecture needs against the configuration and hands it to the device.
+    pub(crate) fn load(device: &mut D, config: &ModelConfig, tensors: &BTreeMap<String, HostTensor>) -> Result<Self, TrunkError> {
+        check_sizes(config)?;
+        let hidden = config.hidden_size;
+        let mut loader = Loader { device, config, tensors };
+        let embed = loader.take("model.embed_tokens.weight", &[config.vocab_size, hidden])?;
+        let layers = (0..config.num_hidden_layers).map(|layer| loader.layer(layer)).collect::<Result<_, _>>()?;
+        let norm = loader.take("model.norm.weight", &[hidden])?;
+        let head = match config.tie_word_embeddings {
+            true => None,
+            false => Some(loader.take("lm_head.weight", &[config.vocab_size, hidden])?),
+        };
+        let table = rope::table(config);
+        let mut rope = device.alloc(Use::State, table.len())?;
+        device.upload(&table, &mut rope, 0)?;
+        Ok(Self { config: config.clone(), embed, layers, norm, head, rope })
+    }
+
+    /// The output head; the embedding where they are tied.
+    pub(crate) fn head(&self) -> &D::Weight {
+        self.head.as_ref().unwrap_or(&self.embed)
+    }
+
+    pub(crate) fn attention_shape(&self) -> AttentionShape {
+        AttentionShape {
+            heads: self.config.num_attention_heads,
+            kv_heads: self.config.num_key_value_heads,
+            head_dim: self.config.head_dim,
+            window: self.config.sliding_window,
+        }
+    }
+}
+
+struct Loader<'a, D: Device> {
+    device: &'a mut D,
+    config: &'a ModelConfig,
+    tensors: &'a BTreeMap<String, HostTensor>,
+}
+
+impl<D: Device> Loader<'_, D> {
+    fn take(&mut self, name: &str, expected: &[usize]) -> Result<D::Weight, TrunkError> {
+        let missing = || TrunkError::Missing { tensor: name.into(), expected: expected.into() };
+        let tensor = self.tensors.get(name).ok_or_else(missing)?;
+        if tensor.shape() != expected {
+            return Err(TrunkError::Shape { tensor: name.into(), expected: expected.into(), found: tensor.shape().into() });
+        }
+        Ok(self.device.load(tensor)?)
+    }
+
+    fn linear(&mut self, layer: usize, module: Module) -> Result<Linear<D>, TrunkError> {
+        let path = format!("model.layers.{layer}.{}", module.path());
+        let (inputs, outputs) = (self.config.module_in(module), self.config.module_out(module));
+        let biased = self.config.qkv_bias && matches!(module, Module::QProj | Module::KProj | Module::VProj);
+        let weight = self.take(&format!("{path}.weight"), &[outputs, inputs])?;
+        let bias = if biased { Some(self.take(&format!("{path}.bias"), &[outputs])?) } else { None };
+        Ok(Linear { weight, bias })
+    }
+
+    fn layer(&mut self, layer: usize) -> Result<Layer<D>, TrunkError> {
+        let (hidden, head_dim) = (self.config.hidden_size, self.config.head_dim);
+        let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
+        let qk_norm = match self.config.architecture {
+            Architecture::Qwen3 => {
+                Some((self.take(&name("self_attn.q_norm"), &[head_dim])?, self.take(&name("self_attn.k_norm"), &[head_dim])?))
+            }
+            Architecture::Llama | Architecture::Mistral | Architecture::Qwen2 => None,
+        };
+        Ok(Layer {
+            input_norm: self.take(&name("input_layernorm"), &[hidden])?,
+            post_norm: self.take(&name("post_attention_layernorm"), &[hidden])?,
+            q: self.linear(layer, Module::QProj)?,
+            k: self.linear(layer, Module::KProj)?,
+            v: self.linear(layer, Module::VProj)?,
+            o: self.linear(layer, Module::OProj)?,
+            gate: self.linear(layer, Module::GateProj)?,
+            up: self.linear(layer, Module::UpProj)?,
+            down: self.linear(layer, Module::DownProj)?,
+            qk_norm,
+        })
+    }
+}
+
+/// Sizes that no tensor's shape can give away.
+fn check_sizes(config: &ModelConfig) -> Result<(), TrunkError> {
+    let refuse = |text: String| Err(TrunkError::Config(text));
+    let sizes = [
+        ("hidden_size", config.hidden_size),
+        ("intermediate_size", config.intermediate_size),
+        ("num_hidden_layers", config.num_hidden_layers),
+        ("num_attention_heads", config.num_attention_heads),
+        ("num_key_value_heads", config.num_key_value_heads),
+        ("vocab_size", config.vocab_size),
+        ("max_position_embeddings", config.max_position_embeddings),
+        ("sliding_window", config.sliding_window.unwrap_or(1)),
+    ];
+    if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+        return refuse(format!("{name} is 0, expected at least 1"));
+    }
+    let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
+    if !heads.is_multiple_of(kv_heads) {
+        return refuse(format!("num_key_value_heads is {kv_heads}, expected a divisor of num_attention_heads, {heads}"));
+    }
+    if config.head_dim == 0 || !config.head_dim.is_multiple_of(2) {
+        return refuse(format!("head_dim is {}, expected an even number above 0", config.head_dim));
+    }
+    Ok(())
+}
