@@ -1,0 +1,82 @@
+//! What the folders of this crate need beyond `cap_std`: a lock that is waited for, a folder synced, a file's digest.
+//!
+//! Opens nothing outside the folder that it is given.
+
+use std::io::{self, Read};
+use std::thread::sleep;
+use std::time::Duration;
+
+use cap_std::fs::{Dir, File, OpenOptions};
+use nodus_protocol::Digest;
+use sha2::{Digest as _, Sha256};
+
+/// Holders keep a lock for milliseconds; one that is held longer than `ATTEMPTS_MAX` times `PAUSE` (30 s) belongs to a stopped
+/// process, and waiting for ever would hide that.
+const ATTEMPTS_MAX: u32 = 3000;
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Locks the file `name`, made if it is missing, until the returned file is dropped.
+///
+/// # Errors
+/// `WouldBlock` where another holds it for longer than 30 seconds.
+pub(crate) fn exclusive(dir: &Dir, name: &str) -> io::Result<std::fs::File> {
+    exclusive_within(ATTEMPTS_MAX, dir, name)
+}
+
+fn exclusive_within(attempts_max: u32, dir: &Dir, name: &str) -> io::Result<std::fs::File> {
+    let file = dir.open_with(name, OpenOptions::new().create(true).truncate(false).write(true))?.into_std();
+    for _ in 0..attempts_max {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(std::fs::TryLockError::WouldBlock) => sleep(PAUSE),
+            Err(std::fs::TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::WouldBlock.into())
+}
+
+/// Waits until the names in a folder are on the disk.
+pub(crate) fn sync_dir(dir: &Dir) -> io::Result<()> {
+    dir.open(".")?.sync_all()
+}
+
+/// Opens a file of a folder for reading; anything but a regular file is refused, since reading a pipe may never end.
+pub(crate) fn open_regular(dir: &Dir, name: &str) -> io::Result<File> {
+    if !dir.metadata(name)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    dir.open(name)
+}
+
+/// Digest and length in bytes of a file of a folder, read piece by piece.
+pub(crate) fn digest_of(dir: &Dir, name: &str) -> io::Result<(Digest, u64)> {
+    let mut file = open_regular(dir, name)?;
+    let (mut hash, mut bytes, mut buffer) = (Sha256::new(), 0, vec![0; 1 << 16]);
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok((Digest::from_bytes(hash.finalize().into()), bytes)),
+            Ok(n) => {
+                hash.update(buffer.get(..n).unwrap_or_default());
+                bytes += n as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::{exclusive, exclusive_within};
+
+    #[test]
+    fn a_lock_that_stays_held_is_refused_and_a_dropped_one_is_free() {
+        let dir = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+        let held = exclusive(&dir, "lock").unwrap();
+        assert_eq!(exclusive_within(3, &dir, "lock").unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(held);
+        exclusive_within(1, &dir, "lock").unwrap();
+    }
+}
