@@ -5,7 +5,7 @@ Makes, under --out (the working directory unless said otherwise), for each model
 
   models/NAME/             config.json, model.safetensors (float32)
   data/tokens.json         input_ids, labels, attention_mask, each [20 steps, 2 rows, 32 tokens]
-  runs/NAME-TARGETS/       init/ and final/ (PEFT adapters), grads_step0.safetensors, loss.json
+  runs/NAME-TARGETS/       init/ and final/ (PEFT adapters), grads_step0.safetensors and grads_step1.safetensors, loss.json
 
 CPU, float32, one thread, eager attention, no dropout; step s trains on data[s]. Each run is repeated in float64, and a run
 whose losses move by more than 3e-6 is an error: some gradient is then so near zero that Adam turns its rounding into a step,
@@ -44,7 +44,7 @@ MODELS = {
     'mistral': (MistralForCausalLM, MistralConfig, dict(rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=12), 1239,
                 {'qv': QV, 'all': ALL}),
 }
-LORA_SEEDS = {'qwen3-all': 102}  # where 101 gives a step-0 gradient too near zero
+LORA_SEEDS = {'qwen3-all': 102, 'mistral-qv': 102, 'mistral-all': 102}  # where 101 gives a first gradient too near zero
 
 
 def tokens():
@@ -81,7 +81,7 @@ def adamw(model):
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=LR, betas=BETAS, eps=EPS, weight_decay=WD)
 
 
-def train(model, data, on_first_gradient=lambda _: None):
+def train(model, data, on_gradient=lambda step, _: None):
     ids, labels, mask = data
     optimiser, losses, norms = adamw(model), [], []
     model.train()
@@ -92,8 +92,8 @@ def train(model, data, on_first_gradient=lambda _: None):
         losses.append(out.loss.item())
         grads = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
         norms.append(torch.sqrt(sum((g.double() ** 2).sum() for g in grads.values())).item())
-        if s == 0:
-            on_first_gradient(grads)
+        if s < 2:
+            on_gradient(s, grads)
         optimiser.step()
     return losses, norms
 
@@ -111,8 +111,15 @@ def make_run(name, run, targets, model_dir, folder, data):
     os.makedirs(folder, exist_ok=True)
     save = lambda part: (model.save_pretrained(os.path.join(folder, part), save_embedding_layers=False), drop(os.path.join(folder, part), 'README.md'))
     save('init')
-    losses, norms = train(model, data, lambda grads: st.save_file(
-        {k.replace('.default', ''): g.clone().contiguous() for k, g in grads.items()}, os.path.join(folder, 'grads_step0.safetensors')))
+    smallest = []
+
+    def keep(step, grads):
+        grads = {k.replace('.default', ''): g.clone().contiguous() for k, g in grads.items()}
+        st.save_file(grads, os.path.join(folder, f'grads_step{step}.safetensors'))
+        # The first gradient of B is that of step 0, the first of A that of step 1, since B starts at zero.
+        smallest.extend(g.abs().min().item() for k, g in grads.items() if ('lora_B' in k) == (step == 0))
+
+    losses, norms = train(model, data, keep)
     save('final')
     model.eval()
     with torch.no_grad():
@@ -127,6 +134,9 @@ def make_run(name, run, targets, model_dir, folder, data):
         versions=dict(torch=torch.__version__, peft=peft.__version__, transformers=transformers.__version__,
                       python=platform.python_version())), open(os.path.join(folder, 'loss.json'), 'w'), indent=1)
     print(f'{name}-{run}: loss {losses[0]:.6f} -> {losses[-1]:.6f}, after {after:.6f}, float64 moves it by {drift:.2g}', flush=True)
+    # AdamW's first move of a weight is lr g / (|g| + eps): near eps, rounding decides it.
+    if min(smallest) < 5 * EPS:
+        raise SystemExit(f'{name}-{run}: a first gradient is {min(smallest):.2g}, expected at least {5 * EPS:.0e}; set LORA_SEEDS')
     if drift > FP64_DRIFT_MAX:
         raise SystemExit(f'{name}-{run}: float64 moves the losses by {drift:.2g}, expected at most {FP64_DRIFT_MAX:.0e}; set LORA_SEEDS')
 

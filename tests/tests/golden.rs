@@ -42,10 +42,19 @@ fn check(model: &str, run: &str) {
     let ours = float_tensors(&out.join("adapter/adapter_model.safetensors"));
     let theirs = float_tensors(&golden(&format!("runs/{run}/final/adapter_model.safetensors")));
     assert_eq!(ours.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>(), "the key set is PEFT's");
+    // The first gradient of A is that of step 1, since B is zero at step 0. Where it is near AdamW's eps (1e-8), rounding decides the
+    // weight's first move lr g / (|g| + eps): such a weight is held to one learning rate, all others to 1e-4.
+    let first = float_tensors(&golden(&format!("runs/{run}/grads_step1.safetensors")));
+    let mut undecided = 0;
     for (name, theirs) in &theirs {
-        let worst = ours[name].iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(worst <= 1e-4, "{run} {name}: off by {worst}");
+        for (i, (a, b)) in ours[name].iter().zip(theirs).enumerate() {
+            let is_undecided = name.contains("lora_A") && first[name][i].abs() < 5e-8;
+            undecided += u32::from(is_undecided);
+            let bound = if is_undecided { reference.lr as f32 } else { 1e-4 };
+            assert!((a - b).abs() <= bound, "{run} {name}[{i}]: {a}, expected {b}");
+        }
     }
+    assert!(undecided <= 1, "{run}: {undecided} weights cannot be compared");
 
     // The reference evaluates batch by batch and averages the means; ours is the mean over tokens, so it is close, not equal.
     let held_out: Vec<serde_json::Value> = json_lines(&out.join("held_out.jsonl"));
