@@ -1,1 +1,16 @@
-//! nodus-host.
+//! nodus-host: models, data, runs and receipts; what the binary's `main` calls.
+//!
+//! Holds no ambient authority of its own: `main` hands it in.
+
+pub mod app;
+pub mod cli;
+mod doctor;
+pub mod error;
+mod import;
+pub mod name;
+pub mod paths;
+pub mod receipt;
+pub mod run;
+pub mod settings;
+pub mod store;
+pub mod text;

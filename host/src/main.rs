@@ -1,2 +1,46 @@
-//! nodus-host.
-fn main() {}
+//! nodus-host: reads arguments and environment, hands authority over, maps errors to exit codes.
+//!
+//! Does nothing else; the program is `app::run`.
+#![expect(clippy::disallowed_methods, reason = "main is where the environment is read")]
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use nodus_host::app::{self, Surroundings};
+use nodus_host::cli::Cli;
+use nodus_host::error::exit_code;
+use nodus_host::paths::Paths;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_env("NODUS_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    let is_terminal = io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(is_terminal).with_target(false).init();
+    let surroundings =
+        Surroundings { paths: Paths::new(cap_std::ambient_authority()), data_dir: data_dir(), is_terminal: io::stderr().is_terminal() };
+    match app::run(&cli, &surroundings, &mut io::stdout().lock()) {
+        Ok(ending) => ExitCode::from(ending.exit_code()),
+        Err(error) => {
+            let code = exit_code(&error);
+            let text = if code == 2 { format!("error: {error}") } else { format!("error on our side: {error:#}") };
+            drop(writeln!(io::stderr(), "{text}"));
+            ExitCode::from(code)
+        }
+    }
+}
+
+/// `NODUS_DATA_DIR`, else the platform's usual place for a program's data (XDG base directories; Application Support on a Mac).
+fn data_dir() -> Option<PathBuf> {
+    let path = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let usual = || {
+        if cfg!(target_os = "macos") {
+            return path("HOME").map(|home| home.join("Library/Application Support/nodus"));
+        }
+        let xdg = path("XDG_DATA_HOME").filter(|dir| dir.is_absolute());
+        xdg.or_else(|| path("HOME").map(|home| home.join(".local/share"))).map(|dir| dir.join("nodus"))
+    };
+    path("NODUS_DATA_DIR").or_else(usual)
+}

@@ -37,7 +37,11 @@ pub fn host() -> PathBuf {
 #[must_use]
 pub fn guest(name: &str) -> PathBuf {
     let path = root().join("tenants/target/wasm32-wasip2/release").join(name).with_extension("wasm");
-    assert!(path.exists(), "{} is missing: run `cargo build --release --target wasm32-wasip2` in tenants/ (`cargo xtask test` does)", path.display());
+    assert!(
+        path.exists(),
+        "{} is missing: run `cargo build --release --target wasm32-wasip2` in tenants/ (`cargo xtask test` does)",
+        path.display()
+    );
     path
 }
 

@@ -17,7 +17,8 @@ struct Reference {
 fn check(model: &str, run: &str) {
     let host = Host::new();
     let reference: Reference = serde_json::from_str(&std::fs::read_to_string(golden(&format!("runs/{run}/loss.json"))).unwrap()).unwrap();
-    std::fs::write(host.path("tokens.jsonl"), token_lines(&golden("data/tokens.safetensors"), ["input_ids", "labels", "attention_mask"])).unwrap();
+    std::fs::write(host.path("tokens.jsonl"), token_lines(&golden("data/tokens.safetensors"), ["input_ids", "labels", "attention_mask"]))
+        .unwrap();
     let params = serde_json::json!({
         "learning_rate": reference.lr, "weight_decay": reference.weight_decay, "batch_size": 2, "shuffle": false, "epochs": 1,
     });
@@ -28,8 +29,20 @@ fn check(model: &str, run: &str) {
     let (sft, params, out) = (guest("sft"), host.path("params.json"), host.path("out"));
     let out_text = out.to_str().unwrap();
     host.ok([
-        "run", sft.to_str().unwrap(), "--model", model, "--data", "tokens", "--held-out", "tokens", "--params", params.to_str().unwrap(),
-        "--set", &init, "--out", out_text,
+        "run",
+        sft.to_str().unwrap(),
+        "--model",
+        model,
+        "--data",
+        "tokens",
+        "--held-out",
+        "tokens",
+        "--params",
+        params.to_str().unwrap(),
+        "--set",
+        &init,
+        "--out",
+        out_text,
     ]);
 
     let steps: Vec<Step> = json_lines(&out.join("losses.jsonl"));

@@ -11,7 +11,8 @@ use nodus_tests::{Host, Step, golden, guest, host, json_lines, text, token_lines
 /// A data folder with the tiny Llama as `llama` and the reference tokens as `tokens`.
 fn prepared() -> Host {
     let host = Host::new();
-    std::fs::write(host.path("tokens.jsonl"), token_lines(&golden("data/tokens.safetensors"), ["input_ids", "labels", "attention_mask"])).unwrap();
+    std::fs::write(host.path("tokens.jsonl"), token_lines(&golden("data/tokens.safetensors"), ["input_ids", "labels", "attention_mask"]))
+        .unwrap();
     host.ok(["model", "import", golden("models/llama").to_str().unwrap(), "--name", "llama"]);
     host.ok(["data", "put", host.path("tokens.jsonl").to_str().unwrap(), "--name", "tokens"]);
     host
@@ -20,7 +21,8 @@ fn prepared() -> Host {
 /// The arguments of a run of `sft` into `out`, with more behind them.
 fn run(host: &Host, out: &str, more: &[&str]) -> Vec<String> {
     let out = host.path(out);
-    let fixed = ["run", guest("sft").to_str().unwrap(), "--model", "llama", "--data", "tokens", "--out", out.to_str().unwrap()].map(String::from);
+    let fixed =
+        ["run", guest("sft").to_str().unwrap(), "--model", "llama", "--data", "tokens", "--out", out.to_str().unwrap()].map(String::from);
     fixed.into_iter().chain(more.iter().map(ToString::to_string)).collect()
 }
 
@@ -170,7 +172,9 @@ fn a_run_that_goes_non_finite_fails_with_its_step_and_publishes_nothing() {
 fn an_adapter_that_disagrees_with_the_parameters_is_refused() {
     let host = prepared();
     let init = format!("init_adapter={}", golden("runs/llama-qv/init").display());
-    for (field, ours, theirs) in [("rank=16", "16", "4"), ("alpha=32", "32", "8"), ("rslora=true", "true", "false"), ("targets=[\"k_proj\"]", "k_proj", "q_proj")] {
+    for (field, ours, theirs) in
+        [("rank=16", "16", "4"), ("alpha=32", "32", "8"), ("rslora=true", "true", "false"), ("targets=[\"k_proj\"]", "k_proj", "q_proj")]
+    {
         let error = host.refused(2, run(&host, "out", &["--set", &init, "--set", field]));
         for word in [field.split('=').next().unwrap(), ours, theirs] {
             assert!(error.contains(word), "{field}: `{word}` is missing in: {error}");

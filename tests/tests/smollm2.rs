@@ -12,8 +12,7 @@ struct Reference {
 fn twenty_steps_on_the_jargon_file() {
     let model = std::env::var("NODUS_SMOLLM2").expect("NODUS_SMOLLM2 names the GGUF file (`cargo xtask test --slow` sets it)");
     let host = Host::new();
-    let reference: Reference =
-        serde_json::from_str(&std::fs::read_to_string(golden("smollm2-135m-jargon/loss.json")).unwrap()).unwrap();
+    let reference: Reference = serde_json::from_str(&std::fs::read_to_string(golden("smollm2-135m-jargon/loss.json")).unwrap()).unwrap();
     let tokens = golden("smollm2-135m-jargon/tokens.safetensors");
     std::fs::write(host.path("tokens.jsonl"), token_lines(&tokens, ["input_ids", "labels", "attention_mask"])).unwrap();
     let params = serde_json::json!({"learning_rate": 1e-3, "weight_decay": 0.01, "batch_size": 2, "shuffle": false, "epochs": 1});
@@ -23,8 +22,18 @@ fn twenty_steps_on_the_jargon_file() {
     let init = format!("init_adapter={}", golden("smollm2-135m-jargon/init").display());
     let (sft, params, out) = (guest("sft"), host.path("params.json"), host.path("out"));
     host.ok([
-        "run", sft.to_str().unwrap(), "--model", "smollm2", "--data", "tokens", "--params", params.to_str().unwrap(), "--set", &init,
-        "--out", out.to_str().unwrap(),
+        "run",
+        sft.to_str().unwrap(),
+        "--model",
+        "smollm2",
+        "--data",
+        "tokens",
+        "--params",
+        params.to_str().unwrap(),
+        "--set",
+        &init,
+        "--out",
+        out.to_str().unwrap(),
     ]);
     let steps: Vec<Step> = json_lines(&out.join("losses.jsonl"));
     assert_eq!(steps.len(), 20);

@@ -1,0 +1,85 @@
+//! The program, told once: one match that names every mode.
+//!
+//! Takes its authority and its environment from `main`.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+
+use crate::cli::{Cli, DataMode, Mode, ModelMode};
+use crate::error::{Ending, user};
+use crate::paths::Paths;
+use crate::store::Store;
+use crate::text::bytes;
+use crate::{doctor, import, run};
+
+/// What `main` knows of where the program runs.
+#[derive(Clone)]
+pub struct Surroundings {
+    /// The right to open what the user names.
+    pub paths: Paths,
+    /// The data folder where `--data-dir` does not name one: `NODUS_DATA_DIR`, else the platform's usual place.
+    pub data_dir: Option<PathBuf>,
+    /// Whether standard error is a terminal.
+    pub is_terminal: bool,
+}
+
+/// Does what the command line says; results go to `out`.
+///
+/// # Errors
+/// See [`crate::error`]: the user's, or ours.
+pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyhow::Result<Ending> {
+    let Some(data_dir) = cli.data_dir.as_ref().or(surroundings.data_dir.as_ref()) else {
+        return Err(user("there is no place for data: give --data-dir, or set NODUS_DATA_DIR or HOME"));
+    };
+    let paths = surroundings.paths;
+    if matches!(cli.mode, Mode::Doctor) {
+        return doctor::report(paths, data_dir, out).map(|()| Ending::Done);
+    }
+    let store = Store::open(paths.create_dir_all(data_dir)?)?;
+    let said = match &cli.mode {
+        Mode::Model(ModelMode::Import { path, name, no_tokenizer }) => {
+            let model = import::model(&store, paths, path, name, *no_tokenizer)?;
+            let (summary, size) = (&model.summary, bytes(model.bytes));
+            let text = if summary.tokenizer { "with a tokenizer" } else { "without a tokenizer: only data of `tokens` works" };
+            vec![format!("model `{name}`: {}, {} parameters, {size}, {text}", summary.architecture, summary.parameters)]
+        }
+        Mode::Model(ModelMode::List) => list_models(&store)?,
+        Mode::Model(ModelMode::Rm { name }) => {
+            store.remove_model(name)?;
+            vec![format!("removed model `{name}`")]
+        }
+        Mode::Data(DataMode::Put { file, name }) => {
+            let data = import::dataset(&store, paths, file, name)?;
+            vec![format!("data set `{name}`: {} rows of {}, {}", data.rows, data.form, bytes(data.bytes))]
+        }
+        Mode::Data(DataMode::List) => list_datasets(&store)?,
+        Mode::Data(DataMode::Rm { name }) => {
+            store.remove_dataset(name)?;
+            vec![format!("removed data set `{name}`")]
+        }
+        Mode::Run(args) => return run::run(&store, paths, args, surroundings.is_terminal, out),
+        Mode::Doctor => Vec::new(),
+    };
+    for line in said {
+        writeln!(out, "{line}").context("writing to standard output")?;
+    }
+    Ok(Ending::Done)
+}
+
+fn list_models(store: &Store) -> anyhow::Result<Vec<String>> {
+    let line = |(name, model): (_, crate::store::ModelManifest)| {
+        let (summary, size) = (model.summary, bytes(model.bytes));
+        let text = if summary.tokenizer { "" } else { ", no tokenizer" };
+        format!("{name}  {}, {} parameters, {size}{text}, {}", summary.architecture, summary.parameters, summary.digest)
+    };
+    Ok(store.models()?.into_iter().map(line).collect())
+}
+
+fn list_datasets(store: &Store) -> anyhow::Result<Vec<String>> {
+    let line = |(name, data): (_, crate::store::DatasetManifest)| {
+        format!("{name}  {} rows of {}, {}, {}", data.rows, data.form, bytes(data.bytes), data.digest)
+    };
+    Ok(store.datasets()?.into_iter().map(line).collect())
+}

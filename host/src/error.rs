@@ -1,0 +1,78 @@
+//! Whose fault an error is: the user's, or ours.
+//!
+//! Never decides what to do about one; `main` maps them to exit codes.
+
+use std::fmt::Display;
+
+/// The user can put this right. One or two lines: what is wrong, where, and what would be right. Everything else inside an
+/// `anyhow::Error` is ours.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct UserError(String);
+
+impl UserError {
+    /// An error with this text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
+
+/// Shorthand for an `anyhow::Error` that is the user's to put right.
+pub(crate) fn user(text: impl Into<String>) -> anyhow::Error {
+    UserError::new(text).into()
+}
+
+/// How a program that did not fail ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It did what was asked.
+    Done,
+    /// The user interrupted it; what was kept has been said.
+    Interrupted,
+}
+
+impl Ending {
+    /// The exit code: 130 is what shells use for Ctrl-C.
+    #[must_use]
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Interrupted => 130,
+        }
+    }
+}
+
+/// The exit code of an error: 2 where the user can put it right, else 1.
+#[must_use]
+pub fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.downcast_ref::<UserError>().is_some() { 2 } else { 1 }
+}
+
+/// What exists, for an error about something that does not: `; there are: a, b`, or how to make one.
+pub(crate) fn there_are<T: Display>(existing: &[T], how_to_add: &str) -> String {
+    if existing.is_empty() {
+        return format!("; there are none yet: {how_to_add}");
+    }
+    let names: Vec<String> = existing.iter().map(ToString::to_string).collect();
+    format!("; there are: {}", names.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context as _;
+
+    use super::{exit_code, there_are, user};
+
+    #[test]
+    fn the_users_fault_is_2_and_ours_1_also_under_context() {
+        assert_eq!(exit_code(&user("bad")), 2);
+        assert_eq!(exit_code(&Err::<(), _>(user("bad")).context("while importing").unwrap_err()), 2);
+        assert_eq!(exit_code(&anyhow::anyhow!("disk")), 1);
+    }
+
+    #[test]
+    fn what_exists_is_listed() {
+        assert_eq!(there_are(&["a", "b"], "run x"), "; there are: a, b");
+        assert_eq!(there_are::<&str>(&[], "run x"), "; there are none yet: run x");
+    }
+}

@@ -1,0 +1,239 @@
+//! The receipt of a finished run: an in-toto statement (Statement v1) over the adapter's files.
+//!
+//! Holds times in one object, `times`; everything else is a function of what went in. Not signed: an envelope is not its business.
+
+use std::collections::BTreeMap;
+
+use nodus_protocol::Digest;
+use nodus_sandbox::Limits;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// The file's name.
+pub const FILE: &str = "receipt.json";
+/// in-toto's Statement v1: <https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md>.
+pub const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";
+/// Names the form of [`Predicate`].
+pub const PREDICATE_TYPE: &str = "https://nodus.dev/receipt/v1";
+/// The contract that the component was run under.
+pub const CONTRACT: &str = "nodus:gpu@0.1.0";
+
+/// An in-toto statement.
+#[derive(Clone, Debug, Serialize)]
+pub struct Statement {
+    #[serde(rename = "_type")]
+    kind: &'static str,
+    subject: Vec<Resource>,
+    #[serde(rename = "predicateType")]
+    predicate_type: &'static str,
+    predicate: Predicate,
+}
+
+impl Statement {
+    /// A statement that these files came out of this run.
+    #[must_use]
+    pub fn new(subject: Vec<Resource>, predicate: Predicate) -> Self {
+        Self { kind: STATEMENT_TYPE, subject, predicate_type: PREDICATE_TYPE, predicate }
+    }
+}
+
+/// A file or another thing with a digest; in-toto's ResourceDescriptor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Resource {
+    /// What it is called: a path below the run's folder, or the user's own name for it.
+    pub name: String,
+    /// Algorithm to hexadecimal digits.
+    pub digest: BTreeMap<&'static str, String>,
+}
+
+impl Resource {
+    /// A thing of this name and digest.
+    pub fn new(name: impl Into<String>, digest: Digest) -> Self {
+        Self { name: name.into(), digest: sha256(digest) }
+    }
+}
+
+/// A digest as in-toto writes it.
+#[must_use]
+pub fn sha256(digest: Digest) -> BTreeMap<&'static str, String> {
+    BTreeMap::from([("sha256", digest.hex())])
+}
+
+/// Everything that went in and came out.
+#[derive(Clone, Debug, Serialize)]
+pub struct Predicate {
+    /// The component.
+    pub component: Resource,
+    /// The contract it was run under.
+    pub contract: &'static str,
+    /// The program that ran it.
+    pub engine: Program,
+    /// The job's parameters, as the component saw them.
+    pub parameters: Map<String, Value>,
+    /// The job's seed.
+    pub seed: u64,
+    /// The frozen model.
+    pub trunk: Resource,
+    /// The data set trained on.
+    pub data: Resource,
+    /// What was evaluated on.
+    pub held_out: HeldOut,
+    /// Adapters that the job was given.
+    pub loaded_artifacts: Vec<Resource>,
+    /// What decides the bits besides: names and values. Results of different classes are never compared.
+    pub device_class: BTreeMap<String, String>,
+    /// How the job shared the device.
+    pub lane: &'static str,
+    /// Jobs that ran beside this one on the device.
+    pub co_resident_jobs: u64,
+    /// The job's own limits.
+    pub limits: Limits,
+    /// What came from outside while it ran.
+    pub events: Vec<ExternalEvent>,
+    /// Optimiser steps, of all adapters.
+    pub steps: u64,
+    /// SHA-256 over the `loss_bits` of every line of `losses.jsonl`, each with a newline.
+    pub losses: BTreeMap<&'static str, String>,
+    /// Every evaluation, in order.
+    pub held_out_losses: Vec<EvaluationEntry>,
+    /// Every adapter saved, by name.
+    pub artifacts: Vec<Artifact>,
+    /// Bytes of the files of all of them.
+    pub adapter_bytes: u64,
+    /// The only part in which two equal runs differ.
+    pub times: Times,
+}
+
+/// A program and its version.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Program {
+    /// Its name.
+    pub name: &'static str,
+    /// Its version.
+    pub version: &'static str,
+}
+
+/// What was evaluated on.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "from")]
+pub enum HeldOut {
+    /// Nothing.
+    Nothing,
+    /// A second data set.
+    Dataset {
+        /// Which.
+        #[serde(flatten)]
+        resource: Resource,
+    },
+    /// Rows of the data set that were taken out of it.
+    Data {
+        /// How many.
+        rows: u64,
+    },
+}
+
+/// Something from outside that a job could see.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum ExternalEvent {
+    /// The job was asked to stop.
+    StopRequested,
+}
+
+/// One evaluation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EvaluationEntry {
+    /// Which of the job's adapters, from 0.
+    pub adapter: u32,
+    /// Its step count at that time.
+    pub step: u64,
+    /// The float32's bits.
+    pub loss_bits: String,
+}
+
+/// One saved adapter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Artifact {
+    /// Its name and digest.
+    #[serde(flatten)]
+    pub resource: Resource,
+    /// Which of the job's adapters, from 0.
+    pub adapter: u32,
+    /// Its step count when it was saved.
+    pub step: u64,
+    /// Bytes of its files.
+    pub bytes: u64,
+}
+
+/// When and how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Times {
+    /// Start of the job, milliseconds since 1970 in UTC.
+    pub started_unix_ms: u64,
+    /// From start to end.
+    pub wall_ms: u64,
+    /// CPU time of the component and of the host within its calls.
+    pub component_cpu_ms: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use nodus_protocol::Digest;
+    use nodus_sandbox::Limits;
+    use serde_json::{Value, json};
+
+    use super::{Artifact, CONTRACT, EvaluationEntry, ExternalEvent, HeldOut, Predicate, Program, Resource, Statement, Times, sha256};
+
+    fn statement(started_unix_ms: u64) -> Value {
+        let predicate = Predicate {
+            component: Resource::new("sft.wasm", Digest::of(b"component")),
+            contract: CONTRACT,
+            engine: Program { name: "nodus-host", version: "0.1.0" },
+            parameters: json!({"rank": 8}).as_object().unwrap().clone(),
+            seed: 7,
+            trunk: Resource::new("smol", Digest::of(b"trunk")),
+            data: Resource::new("jargon", Digest::of(b"data")),
+            held_out: HeldOut::Dataset { resource: Resource::new("other", Digest::of(b"other")) },
+            loaded_artifacts: vec![],
+            device_class: BTreeMap::from([("backend".into(), "cpu".into())]),
+            lane: "solo",
+            co_resident_jobs: 0,
+            limits: Limits::DEFAULT,
+            events: vec![ExternalEvent::StopRequested],
+            steps: 2,
+            losses: sha256(Digest::of(b"losses")),
+            held_out_losses: vec![EvaluationEntry { adapter: 0, step: 0, loss_bits: "0x40b80d3c".into() }],
+            artifacts: vec![Artifact { resource: Resource::new("adapter", Digest::of(b"adapter")), adapter: 0, step: 2, bytes: 10 }],
+            adapter_bytes: 10,
+            times: Times { started_unix_ms, wall_ms: started_unix_ms / 2, component_cpu_ms: 1 },
+        };
+        serde_json::to_value(Statement::new(vec![Resource::new("adapter/adapter_model.safetensors", Digest::of(b"file"))], predicate))
+            .unwrap()
+    }
+
+    #[test]
+    fn it_is_an_in_toto_statement() {
+        let statement = statement(1000);
+        assert_eq!(statement["_type"], "https://in-toto.io/Statement/v1");
+        assert_eq!(statement["predicateType"], "https://nodus.dev/receipt/v1");
+        assert_eq!(
+            statement["subject"],
+            json!([{"name": "adapter/adapter_model.safetensors", "digest": {"sha256": Digest::of(b"file").hex()}}])
+        );
+        assert_eq!(statement["predicate"]["events"], json!([{"kind": "stop_requested"}]));
+        assert_eq!(statement["predicate"]["held_out"]["from"], "dataset");
+        assert_eq!(statement["predicate"]["limits"]["adapters"], json!(Limits::DEFAULT.adapters));
+    }
+
+    #[test]
+    fn only_times_differ_between_equal_runs() {
+        let (mut first, mut second) = (statement(1000), statement(5000));
+        assert_ne!(first, second);
+        for statement in [&mut first, &mut second] {
+            assert!(statement["predicate"].as_object_mut().unwrap().remove("times").is_some());
+        }
+        assert_eq!(first.to_string(), second.to_string());
+    }
+}

@@ -1,0 +1,198 @@
+//! The folder of a run's results, made beside its final place and renamed into it.
+//!
+//! Never shows a half-written result: DIR is absent (or empty) until the run has ended. `.NAME.partial` beside it is locked while
+//! its run lives; what a killed run left there is replaced by the next one.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use cap_std::fs::{Dir, File, OpenOptions};
+
+use crate::error::user;
+use crate::paths::{Paths, cannot, shown};
+use crate::store::{reopened, sync_dir};
+
+/// A run's results in the making. Dropping it without [`Output::publish`] removes them.
+#[derive(Debug)]
+pub(super) struct Output {
+    path: PathBuf,
+    parent: Dir,
+    name: PathBuf,
+    partial: OsString,
+    dir: Dir,
+    /// Locked as long as the run lives.
+    _lock: std::fs::File,
+}
+
+impl Output {
+    /// Refuses a path where something is already, before any work is done; makes nothing.
+    ///
+    /// # Errors
+    /// The user's.
+    pub(super) fn refuse_taken(paths: Paths, path: &Path) -> anyhow::Result<()> {
+        refuse(paths.entries(path), path)
+    }
+
+    /// Begins a result folder for `path`.
+    ///
+    /// # Errors
+    /// The user's: something is there already, another run is making it, or it cannot be made.
+    pub(super) fn create(paths: Paths, path: &Path) -> anyhow::Result<Self> {
+        let (parent, name) = paths.parent(path)?;
+        refuse_taken(&parent, &name, path)?;
+        let mut partial = OsString::from(".");
+        partial.push(&name);
+        partial.push(".partial");
+        let (dir, lock) = claim(&parent, &partial).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => user(format!("another run is writing to {}: choose another folder for --out", shown(path))),
+            _ => cannot("create", path, &error),
+        })?;
+        Ok(Self { path: path.to_owned(), parent, name, partial, dir, _lock: lock })
+    }
+
+    /// The folder in the making.
+    pub(super) fn dir(&self) -> &Dir {
+        &self.dir
+    }
+
+    /// Where it will be.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A new file in it.
+    pub(super) fn file(&self, name: &str) -> anyhow::Result<File> {
+        self.dir
+            .open_with(name, OpenOptions::new().write(true).create_new(true))
+            .with_context(|| format!("creating {name} in {}", shown(&self.path)))
+    }
+
+    /// Puts all that is in it in its place, at once.
+    ///
+    /// # Errors
+    /// The user's where the place was taken meanwhile; ours where the disk refuses.
+    pub(super) fn publish(&self) -> anyhow::Result<()> {
+        refuse_taken(&self.parent, &self.name, &self.path)?;
+        let publish = || -> io::Result<()> {
+            sync_dir(&self.dir)?;
+            self.parent.rename(&self.partial, &self.parent, &self.name)?;
+            sync_dir(&self.parent)
+        };
+        publish().with_context(|| format!("putting the results in place at {}", shown(&self.path)))
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        match self.parent.remove_dir_all(&self.partial) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => tracing::warn!(%error, "a temporary result folder stays behind"),
+            _ => {}
+        }
+    }
+}
+
+fn refuse_taken(parent: &Dir, name: &Path, path: &Path) -> anyhow::Result<()> {
+    refuse(parent.read_dir(name).map(|entries| entries.take(1).count()), path)
+}
+
+/// The user's error, unless nothing is there or the folder has no entries.
+fn refuse(entries: io::Result<usize>, path: &Path) -> anyhow::Result<()> {
+    match entries {
+        Ok(0) => Ok(()),
+        Ok(_) => Err(user(format!("{} exists and is not empty: choose another folder for --out", shown(path)))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(cannot("use", path, &error)),
+    }
+}
+
+/// Makes the partial folder and locks it; `WouldBlock` where another process has it.
+fn claim(parent: &Dir, partial: &OsString) -> io::Result<(Dir, std::fs::File)> {
+    loop {
+        match parent.create_dir(partial) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let stale = parent.open_dir(partial)?;
+                reopened(&stale)?.into_std().try_lock()?;
+                parent.remove_dir_all(partial)?;
+            }
+            Err(error) => return Err(error),
+            Ok(()) => {
+                let dir = parent.open_dir(partial)?;
+                let lock = reopened(&dir)?.into_std();
+                lock.try_lock()?;
+                return Ok((dir, lock));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::Output;
+    use crate::error::exit_code;
+    use crate::paths::Paths;
+
+    fn root() -> (tempfile::TempDir, Paths) {
+        (tempfile::tempdir().unwrap(), Paths::new(cap_std::ambient_authority()))
+    }
+
+    fn listing(root: &tempfile::TempDir) -> Vec<PathBuf> {
+        let dir = cap_std::fs::Dir::open_ambient_dir(root.path(), cap_std::ambient_authority()).unwrap();
+        let mut names: Vec<_> = dir.entries().unwrap().map(|e| PathBuf::from(e.unwrap().file_name())).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn results_appear_at_once_and_only_when_published() {
+        let (root, paths) = root();
+        let path = root.path().join("deep/out");
+        let output = Output::create(paths, &path).unwrap();
+        output.dir().write("losses.jsonl", "x").unwrap();
+        assert!(paths.open_dir(&path).is_err());
+        output.publish().unwrap();
+        drop(output);
+        assert_eq!(paths.open_dir(&path).unwrap().read_to_string("losses.jsonl").unwrap(), "x");
+    }
+
+    #[test]
+    fn an_unpublished_result_leaves_nothing_behind() {
+        let (root, paths) = root();
+        let output = Output::create(paths, &root.path().join("out")).unwrap();
+        output.dir().create_dir("adapter").unwrap();
+        drop(output);
+        assert_eq!(listing(&root), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn an_empty_folder_is_taken_a_full_one_or_a_file_refused() {
+        let (root, paths) = root();
+        let path = root.path().join("out");
+        let dir = paths.create_dir_all(&path).unwrap();
+        Output::create(paths, &path).unwrap().publish().unwrap();
+        dir.write("theirs", "x").unwrap_err(); // the empty folder was replaced
+        paths.open_dir(&path).unwrap().write("theirs", "x").unwrap();
+        let full = Output::create(paths, &path).unwrap_err();
+        assert!(full.to_string().contains("exists and is not empty"), "{full}");
+        let file = Output::create(paths, &path.join("theirs")).unwrap_err();
+        assert_eq!((exit_code(&full), exit_code(&file)), (2, 2));
+    }
+
+    #[test]
+    fn two_runs_do_not_share_a_folder_and_a_dead_runs_is_replaced() {
+        let (root, paths) = root();
+        let path = root.path().join("out");
+        let living = Output::create(paths, &path).unwrap();
+        let error = Output::create(paths, &path).unwrap_err();
+        assert!(error.to_string().contains("another run"), "{error}");
+        drop(living);
+        let stale = paths.create_dir_all(&root.path().join(".out.partial")).unwrap();
+        stale.write("half", "x").unwrap();
+        drop(stale);
+        let output = Output::create(paths, &path).unwrap();
+        assert!(!output.dir().exists("half"));
+    }
+}

@@ -1,0 +1,267 @@
+//! What a job tells, as lines in the run's files and as the figures of its receipt.
+//!
+//! Holds no clock: equal runs give equal bytes.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+
+use anyhow::Context as _;
+use cap_std::fs::File;
+use nodus_protocol::{Digest, LossSums, StepReport};
+use nodus_sandbox::services::{Event, Level};
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+
+use super::output::Output;
+use crate::receipt::EvaluationEntry;
+use crate::text::escape;
+
+/// One line a step.
+pub(crate) const LOSSES: &str = "losses.jsonl";
+/// One line an evaluation.
+pub(crate) const HELD_OUT: &str = "held_out.jsonl";
+/// One line a number that the guest reported.
+pub(crate) const METRICS: &str = "metrics.jsonl";
+/// The guest's log, escaped.
+pub(crate) const LOG: &str = "log.txt";
+
+/// A line of `losses.jsonl`.
+#[derive(Serialize)]
+struct StepLine {
+    step: u64,
+    loss: f32,
+    loss_bits: String,
+    /// After normalisation, before clipping.
+    grad_norm: f32,
+    learning_rate: f32,
+    /// With a label.
+    tokens: u64,
+    /// Which of the job's adapters; left out for the first.
+    #[serde(skip_serializing_if = "is_first")]
+    adapter: u32,
+}
+
+/// A line of `held_out.jsonl`.
+#[derive(Serialize)]
+struct EvaluationLine {
+    step: u64,
+    loss: f32,
+    loss_bits: String,
+    tokens: u64,
+    sequences: u64,
+    #[serde(skip_serializing_if = "is_first")]
+    adapter: u32,
+}
+
+/// A line of `metrics.jsonl`. A value that is not finite is a string, since JSON has no number for it.
+#[derive(Serialize)]
+struct MetricLine<'a> {
+    name: &'a str,
+    step: u64,
+    value: serde_json::Value,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_first(adapter: &u32) -> bool {
+    *adapter == 0
+}
+
+/// A float32's bits, as every file and receipt writes them: `0x40b80d3c`.
+pub(crate) fn loss_bits(loss: f32) -> String {
+    format!("0x{:08x}", loss.to_bits())
+}
+
+/// An adapter that was saved, for the receipt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Saved {
+    /// Which of the job's adapters.
+    pub(crate) adapter: u32,
+    /// Its step count at that time.
+    pub(crate) step: u64,
+    /// The artifact.
+    pub(crate) digest: Digest,
+}
+
+/// What the events amount to.
+#[derive(Clone, Debug)]
+pub(crate) struct Figures {
+    /// Optimiser steps of all adapters.
+    pub(crate) steps: u64,
+    /// Labelled tokens of all steps.
+    pub(crate) tokens: u64,
+    /// Evaluations, in order.
+    pub(crate) evaluations: Vec<EvaluationEntry>,
+    /// The latest adapter of each name.
+    pub(crate) saved: BTreeMap<String, Saved>,
+    /// The last step's loss.
+    pub(crate) last_loss: Option<f32>,
+    /// First and last evaluation's loss.
+    pub(crate) held_out: Option<(f32, f32)>,
+    /// Over the `loss_bits` of every line of `losses.jsonl`, each with a newline: `jq -r .loss_bits losses.jsonl | sha256sum`.
+    pub(crate) loss_digest: Digest,
+}
+
+impl Figures {
+    fn new() -> Self {
+        let (evaluations, saved) = (Vec::new(), BTreeMap::new());
+        Self { steps: 0, tokens: 0, evaluations, saved, last_loss: None, held_out: None, loss_digest: Digest::of(b"") }
+    }
+}
+
+/// The open files of a run.
+pub(crate) struct Record {
+    losses: File,
+    held_out: File,
+    metrics: File,
+    log: File,
+    loss_hash: Sha256,
+    figures: Figures,
+}
+
+impl Record {
+    /// Creates the files in a run's folder.
+    pub(super) fn create(output: &Output) -> anyhow::Result<Self> {
+        Ok(Self {
+            losses: output.file(LOSSES)?,
+            held_out: output.file(HELD_OUT)?,
+            metrics: output.file(METRICS)?,
+            log: output.file(LOG)?,
+            loss_hash: Sha256::new(),
+            figures: Figures::new(),
+        })
+    }
+
+    /// Writes down one event.
+    ///
+    /// # Errors
+    /// Ours: the disk refuses.
+    pub(crate) fn take(&mut self, event: &Event) -> anyhow::Result<()> {
+        match event {
+            Event::Step { adapter, report, learning_rate } => self.step(*adapter, report, *learning_rate),
+            Event::Evaluation { adapter, step, sums } => self.evaluation(*adapter, *step, sums),
+            Event::Saved { adapter, step, name, digest } => {
+                let saved = Saved { adapter: *adapter, step: *step, digest: *digest };
+                self.figures.saved.insert(name.clone(), saved);
+                Ok(())
+            }
+            Event::Metric { name, step, value } => {
+                let number = serde_json::Number::from_f64(*value);
+                let value = number.map_or_else(|| value.to_string().into(), serde_json::Value::Number);
+                line(&mut self.metrics, METRICS, &MetricLine { name, step: *step, value })
+            }
+            Event::Log { level, message } => {
+                let text = format!("{}: {}\n", level_name(*level), escape(message));
+                self.log.write_all(text.as_bytes()).with_context(|| format!("writing {LOG}"))
+            }
+            Event::Progress { .. } => Ok(()),
+        }
+    }
+
+    fn step(&mut self, adapter: u32, report: &StepReport, learning_rate: f32) -> anyhow::Result<()> {
+        let loss_bits = loss_bits(report.loss);
+        self.loss_hash.update(&loss_bits);
+        self.loss_hash.update("\n");
+        self.figures.steps += 1;
+        self.figures.tokens += report.sums.labelled;
+        self.figures.last_loss = Some(report.loss);
+        let (step, loss, grad_norm, tokens) = (report.step, report.loss, report.grad_norm, report.sums.labelled);
+        line(&mut self.losses, LOSSES, &StepLine { step, loss, loss_bits, grad_norm, learning_rate, tokens, adapter })
+    }
+
+    fn evaluation(&mut self, adapter: u32, step: u64, sums: &LossSums) -> anyhow::Result<()> {
+        let loss = sums.mean();
+        let loss_bits = loss_bits(loss);
+        self.figures.evaluations.push(EvaluationEntry { adapter, step, loss_bits: loss_bits.clone() });
+        let first = self.figures.held_out.map_or(loss, |(first, _)| first);
+        self.figures.held_out = Some((first, loss));
+        let line_of = EvaluationLine { step, loss, loss_bits, tokens: sums.labelled, sequences: sums.sequences, adapter };
+        line(&mut self.held_out, HELD_OUT, &line_of)
+    }
+
+    /// Waits until everything is on the disk; the figures.
+    ///
+    /// # Errors
+    /// Ours: the disk refuses.
+    pub(crate) fn finish(mut self) -> anyhow::Result<Figures> {
+        for (file, name) in [(&self.losses, LOSSES), (&self.held_out, HELD_OUT), (&self.metrics, METRICS), (&self.log, LOG)] {
+            file.sync_all().with_context(|| format!("writing {name}"))?;
+        }
+        self.figures.loss_digest = Digest::from_bytes(self.loss_hash.finalize().into());
+        Ok(self.figures)
+    }
+}
+
+fn line(file: &mut File, name: &str, value: &impl Serialize) -> anyhow::Result<()> {
+    let mut text = serde_json::to_vec(value)?;
+    text.push(b'\n');
+    file.write_all(&text).with_context(|| format!("writing {name}"))
+}
+
+/// A level's name.
+pub(crate) fn level_name(level: Level) -> &'static str {
+    match level {
+        Level::Debug => "debug",
+        Level::Info => "info",
+        Level::Warn => "warn",
+        Level::Error => "error",
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use nodus_protocol::{Digest, LossSums, StepReport};
+    use nodus_sandbox::services::{Event, Level};
+
+    use super::super::output::Output;
+    use super::{Figures, Record};
+    use crate::paths::Paths;
+
+    /// Events of a small run.
+    pub(in super::super) fn events() -> Vec<Event> {
+        let sums = LossSums { loss_sum: 23.006, weight_sum: 4.0, labelled: 4, sequences: 2 };
+        let report = |step| StepReport { step, sums, loss: sums.mean(), grad_norm: 0.5 };
+        vec![
+            Event::Evaluation { adapter: 0, step: 0, sums },
+            Event::Progress { done: 0, total: 2 },
+            Event::Step { adapter: 0, report: report(1), learning_rate: 1e-3 },
+            Event::Step { adapter: 1, report: report(1), learning_rate: 2e-3 },
+            Event::Metric { name: "reward".into(), step: 1, value: f64::NAN },
+            Event::Log { level: Level::Warn, message: "red \u{1b}[31m\nforged: line".into() },
+            Event::Saved { adapter: 0, step: 1, name: "adapter".into(), digest: Digest::of(b"first") },
+            Event::Saved { adapter: 0, step: 1, name: "adapter".into(), digest: Digest::of(b"second") },
+        ]
+    }
+
+    fn record() -> (Figures, [String; 4]) {
+        let root = tempfile::tempdir().unwrap();
+        let output = Output::create(Paths::new(cap_std::ambient_authority()), &root.path().join("out")).unwrap();
+        let mut record = Record::create(&output).unwrap();
+        for event in events() {
+            record.take(&event).unwrap();
+        }
+        let figures = record.finish().unwrap();
+        let read = |name| output.dir().read_to_string(name).unwrap();
+        (figures, [super::LOSSES, super::HELD_OUT, super::METRICS, super::LOG].map(read))
+    }
+
+    #[test]
+    fn each_event_is_one_line_in_its_file() {
+        let (figures, [losses, held_out, metrics, log]) = record();
+        assert_eq!(
+            losses,
+            "{\"step\":1,\"loss\":5.7515,\"loss_bits\":\"0x40b80c4a\",\"grad_norm\":0.5,\"learning_rate\":0.001,\"tokens\":4}\n\
+             {\"step\":1,\"loss\":5.7515,\"loss_bits\":\"0x40b80c4a\",\"grad_norm\":0.5,\"learning_rate\":0.002,\"tokens\":4,\"adapter\":1}\n"
+        );
+        assert_eq!(held_out, "{\"step\":0,\"loss\":5.7515,\"loss_bits\":\"0x40b80c4a\",\"tokens\":4,\"sequences\":2}\n");
+        assert_eq!(metrics, "{\"name\":\"reward\",\"step\":1,\"value\":\"NaN\"}\n");
+        assert_eq!(log, "warn: red \\u{1b}[31m\\nforged: line\n");
+        assert_eq!((figures.steps, figures.tokens, figures.evaluations.len()), (2, 8, 1));
+        assert_eq!(figures.saved["adapter"].digest, Digest::of(b"second"));
+        assert_eq!(figures.loss_digest, Digest::of(b"0x40b80c4a\n0x40b80c4a\n"));
+    }
+
+    #[test]
+    fn the_same_events_give_the_same_bytes() {
+        assert_eq!(record().1, record().1);
+    }
+}

@@ -1,0 +1,241 @@
+//! What a local run gives its job: one model, its data, the adapters it was given and those it saved.
+//!
+//! Never tells the guest a path or anything that the run was not given.
+
+use std::collections::BTreeMap;
+use std::io::{BufReader, Seek as _};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use cap_std::fs::Dir;
+use nodus_formats::{FormatError, TextError, TextModel, data, peft};
+use nodus_protocol::{AdapterWeights, Digest, ModelConfig};
+use nodus_sandbox::services::{Dataset, Event, Refusal, Services, Text, Trunk};
+
+use super::inputs::Rows;
+use super::record::{HELD_OUT, LOG, LOSSES, METRICS};
+use super::recorder::Listener;
+use crate::receipt;
+use crate::store::write_synced;
+
+/// The names a job knows its inputs by.
+const MODEL: &str = "model";
+const TRAIN: &str = "train";
+const HELD_OUT_DATA: &str = "held-out";
+/// Where an adapter is written before it takes its name; no adapter may be called so, since it begins with a dot.
+const SCRATCH: &str = ".saving";
+
+/// The services of one local run.
+pub(super) struct RunServices {
+    pub(super) trunk: Trunk,
+    pub(super) text: Option<Arc<TextModel>>,
+    /// What others know the model by.
+    pub(super) base: String,
+    pub(super) train: Arc<Rows>,
+    pub(super) held_out: Option<Arc<Rows>>,
+    pub(super) given: BTreeMap<Digest, Arc<AdapterWeights>>,
+    /// The folder of the run's results.
+    pub(super) output: Dir,
+    /// Adapters in it: digest by name.
+    pub(super) saved: BTreeMap<String, Digest>,
+    pub(super) listener: Listener,
+}
+
+#[async_trait]
+impl Services for RunServices {
+    async fn open_trunk(&mut self, name: &str) -> Result<Trunk, Refusal> {
+        if name == MODEL { Ok(self.trunk.clone()) } else { Err(Refusal::NotFound(format!("no trunk named `{name}`, expected `{MODEL}`"))) }
+    }
+
+    async fn open_dataset(&mut self, name: &str, trunk: &Trunk, max_length: usize) -> Result<Dataset, Refusal> {
+        let rows = match (name, &self.held_out) {
+            (TRAIN, _) => self.train.clone(),
+            (HELD_OUT_DATA, Some(rows)) => rows.clone(),
+            (HELD_OUT_DATA, None) => return Err(Refusal::NotFound("the job was given no held-out data".into())),
+            _ => return Err(Refusal::NotFound(format!("no data set named `{name}`, expected `{TRAIN}` or `{HELD_OUT_DATA}`"))),
+        };
+        let (config, text) = (trunk.config.clone(), self.text.clone());
+        let work = move || tokenise(&rows, &config, text.as_deref(), max_length);
+        tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(ours("tokenising the data", &error)))
+    }
+
+    async fn load_artifact(&mut self, trunk: &Trunk, digest: Digest) -> Result<Arc<AdapterWeights>, Refusal> {
+        if let Some(weights) = self.given.get(&digest) {
+            return Ok(weights.clone());
+        }
+        let Some((name, _)) = self.saved.iter().find(|(_, saved)| **saved == digest) else {
+            return Err(Refusal::NotFound(format!("no adapter {digest} was saved by this job or given to it")));
+        };
+        let dir = self.output.open_dir(name).map_err(|error| ours("opening a saved adapter", &error))?;
+        peft::read(&dir, &trunk.config).map(Arc::new).map_err(|error| refusal(&error))
+    }
+
+    async fn save_artifact(&mut self, _: &Trunk, name: &str, weights: &AdapterWeights) -> Result<Digest, Refusal> {
+        check_name(name)?;
+        let files = peft::write(weights, &self.base).map_err(|error| refusal(&error))?;
+        replace(&self.output, name, &files).map_err(|error| ours("saving an adapter", &format!("{error:#}")))?;
+        let digest = peft::digest(&files);
+        self.saved.insert(name.to_owned(), digest);
+        Ok(digest)
+    }
+
+    fn event(&mut self, event: Event) {
+        self.listener.event(event);
+    }
+}
+
+/// A saved adapter is a folder beside the run's own files, so it must not be called like one of them.
+fn check_name(name: &str) -> Result<(), Refusal> {
+    let reserved = [LOSSES, HELD_OUT, METRICS, LOG, receipt::FILE];
+    if name.starts_with('.') || reserved.iter().any(|file| file.eq_ignore_ascii_case(name)) {
+        return Err(Refusal::InvalidArgument(format!(
+            "name is `{name}`, which is reserved: expected another one, not beginning with a dot"
+        )));
+    }
+    Ok(())
+}
+
+/// Writes an adapter's folder beside the old one and puts it in its place.
+fn replace(output: &Dir, name: &str, files: &[peft::AdapterFile]) -> anyhow::Result<()> {
+    if output.exists(SCRATCH) {
+        output.remove_dir_all(SCRATCH)?;
+    }
+    output.create_dir(SCRATCH)?;
+    let scratch = output.open_dir(SCRATCH)?;
+    files.iter().try_for_each(|(file, content)| write_synced(&scratch, file, content))?;
+    if output.exists(name) {
+        output.remove_dir_all(name)?;
+    }
+    output.rename(SCRATCH, output, name)?;
+    Ok(())
+}
+
+fn tokenise(rows: &Rows, config: &ModelConfig, text: Option<&TextModel>, max_length: usize) -> Result<Dataset, Refusal> {
+    let mut file = rows.file.try_clone().map_err(|error| ours("reading the data", &error))?;
+    file.rewind().map_err(|error| ours("reading the data", &error))?;
+    let name = format!("data set `{}`", rows.name);
+    let all = data::tokenise(BufReader::new(file), &name, config, text, max_length).map_err(|error| refusal(&error))?;
+    let Some(lines) = &rows.lines else {
+        return Ok(Dataset { examples: Arc::new(all.examples), truncated: all.truncated, digest: rows.digest });
+    };
+    let numbered = all.examples.into_iter().zip(&all.lines);
+    let examples: Vec<_> = numbered.filter(|(_, line)| lines.contains(line)).map(|(example, _)| example).collect();
+    if examples.is_empty() {
+        let text = format!("{name}: no label within the first {max_length} tokens of any line of this part, expected at least one");
+        return Err(Refusal::InvalidArgument(text));
+    }
+    let truncated = all.cut_lines.iter().filter(|line| lines.contains(line)).count() as u64;
+    Ok(Dataset { examples: Arc::new(examples), truncated, digest: rows.digest })
+}
+
+/// What a format's refusal is to the guest.
+fn refusal(error: &FormatError) -> Refusal {
+    match error {
+        FormatError::Unsupported { .. } => Refusal::Unsupported(error.to_string()),
+        FormatError::Missing { .. } | FormatError::Invalid { .. } => Refusal::InvalidArgument(error.to_string()),
+        FormatError::Read { .. } | FormatError::Write { .. } => ours("a file of the host", error),
+    }
+}
+
+/// Something failed that is not the guest's business; the reason goes to the log.
+fn ours(what: &str, error: &dyn std::fmt::Display) -> Refusal {
+    tracing::error!(%error, "{what} failed");
+    Refusal::Other(format!("{what} failed, which is the host's fault"))
+}
+
+/// A model's tokenizer as the sandbox wants it.
+pub(super) struct HostText(pub(super) Arc<TextModel>);
+
+impl Text for HostText {
+    fn encode(&self, text: &str) -> Result<Vec<u32>, Refusal> {
+        self.0.encode(text).map_err(|error| text_refusal(&error))
+    }
+
+    fn decode(&self, tokens: &[u32]) -> Result<String, Refusal> {
+        self.0.decode(tokens).map_err(|error| text_refusal(&error))
+    }
+
+    fn apply_chat_template(&self, messages: &[(String, String)], add_generation_prompt: bool) -> Result<String, Refusal> {
+        self.0.apply_chat_template(messages, add_generation_prompt).map_err(|error| text_refusal(&error))
+    }
+}
+
+fn text_refusal(error: &TextError) -> Refusal {
+    match error {
+        TextError::NoTemplate => Refusal::Unsupported(error.to_string()),
+        _ => Refusal::InvalidArgument(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use nodus_protocol::{Architecture, Digest, ModelConfig};
+
+    use super::{Rows, check_name, replace, tokenise};
+
+    fn config() -> ModelConfig {
+        ModelConfig {
+            architecture: Architecture::Llama,
+            hidden_size: 8,
+            intermediate_size: 16,
+            num_hidden_layers: 1,
+            num_attention_heads: 1,
+            num_key_value_heads: 1,
+            head_dim: 8,
+            vocab_size: 32,
+            max_position_embeddings: 16,
+            rms_norm_eps: 1e-5,
+            rope_theta: 1e4,
+            rope_scaling: None,
+            sliding_window: None,
+            qkv_bias: false,
+            tie_word_embeddings: true,
+            eos_token_id: None,
+            bos_token_id: None,
+        }
+    }
+
+    #[test]
+    fn a_part_holds_its_own_lines_and_counts_its_own_cuts() {
+        let root = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+        // Line 2 loses its only label to the cut; lines 2 and 3 are cut.
+        let lines = "{\"tokens\": [1, 2]}\n{\"tokens\": [2, 2, 2, 2], \"weights\": [0, 0, 0, 1]}\n{\"tokens\": [3, 3, 3, 3]}\n{\"tokens\": [4, 4]}\n";
+        root.write("lines", lines).unwrap();
+        let part = |lines: Option<&[u64]>| {
+            let lines = lines.map(|lines| lines.iter().copied().collect::<BTreeSet<_>>());
+            Rows { name: "d".parse().unwrap(), digest: Digest::of(b"d"), file: root.open("lines").unwrap(), lines }
+        };
+        let first_tokens = |rows: &Rows| {
+            let data = tokenise(rows, &config(), None, 3).unwrap();
+            (data.examples.iter().map(|example| example.tokens()[0]).collect::<Vec<_>>(), data.truncated)
+        };
+        assert_eq!(first_tokens(&part(None)), (vec![1, 3, 4], 2));
+        assert_eq!(first_tokens(&part(Some(&[1, 2]))), (vec![1], 1));
+        let held_out = part(Some(&[3, 4]));
+        assert_eq!(first_tokens(&held_out), (vec![3, 4], 1));
+        assert_eq!(first_tokens(&held_out), (vec![3, 4], 1), "a second opening reads from the start");
+        let error = tokenise(&part(Some(&[2])), &config(), None, 3).err().unwrap();
+        assert!(error.to_string().contains("no label"), "{error}");
+    }
+
+    #[test]
+    fn adapters_cannot_take_the_names_of_the_runs_own_files() {
+        for bad in ["receipt.json", "losses.jsonl", "LOSSES.JSONL", "log.txt", ".", "..", ".saving"] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+        assert!(check_name("adapter").is_ok() && check_name("best-1.0").is_ok());
+    }
+
+    #[test]
+    fn a_name_is_replaced_whole() {
+        let root = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+        let file = |name: &str, content: &str| (name.to_owned(), content.as_bytes().to_vec());
+        replace(&root, "best", &[file("a", "1"), file("b", "1")]).unwrap();
+        root.create_dir_all(".saving/left").unwrap();
+        replace(&root, "best", &[file("a", "2")]).unwrap();
+        assert_eq!(root.read_to_string("best/a").unwrap(), "2");
+        assert!(!root.exists("best/b") && !root.exists(".saving"));
+    }
+}

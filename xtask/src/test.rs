@@ -1,0 +1,47 @@
+//! `cargo xtask test`: every check, the tests last, so that the runner's own summary ends the output.
+//!
+//! Never skips a check without saying so.
+
+use crate::smollm2;
+use crate::steps::{add_wasm_target, build_tenants, cargo, cargo_tenants, has_cargo_command, run, step};
+
+/// Runs all checks; with `slow` also the tests that need a real model.
+pub(crate) fn run_all(slow: bool) -> anyhow::Result<()> {
+    step("format", || {
+        run(&mut cargo(&["fmt", "--all", "--check"]))?;
+        run(&mut cargo_tenants(&["fmt", "--all", "--check"]))
+    })?;
+    step("guests", || {
+        add_wasm_target()?;
+        build_tenants()
+    })?;
+    step("clippy", || run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])))?;
+    step("clippy of the guests", || run(&mut cargo_tenants(&["clippy", "--all-targets", "--", "-D", "warnings"])))?;
+    licences()?;
+    step("tests of the guests", || run(&mut cargo_tenants(&["test", "--quiet"])))?;
+    step("doc tests", || run(&mut cargo(&["test", "--quiet", "--workspace", "--doc"])))?;
+    // The end-to-end tests start the binary, which a test build of another package does not make.
+    step("binary", || run(&mut cargo(&["build", "--package", "nodus-host"])))?;
+    let model = if slow { Some(smollm2::gguf()?) } else { None };
+    step("tests", || {
+        let runner: &[&str] = if has_cargo_command("nextest") { &["nextest", "run"] } else { &["test", "--all-targets"] };
+        let mut command = cargo(runner);
+        command.arg("--workspace");
+        if let Some(model) = &model {
+            command.args(["--features", "nodus-tests/slow"]).env("NODUS_SMOLLM2", model);
+        }
+        run(&mut command)
+    })
+}
+
+fn licences() -> anyhow::Result<()> {
+    if has_cargo_command("deny") {
+        return step("licences, bans, sources", || {
+            let checks = ["licenses", "bans", "sources"];
+            run(cargo(&["deny", "check"]).args(checks))?;
+            run(cargo_tenants(&["deny", "check"]).args(checks))
+        });
+    }
+    eprintln!("==> licences, bans, sources: skipped, cargo-deny is not installed (`cargo install cargo-deny`)");
+    Ok(())
+}
