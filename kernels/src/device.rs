@@ -168,6 +168,26 @@ pub trait Device: Send + 'static {
     /// Copies elements `offset..` to the host; waits for everything before it. =
     fn download(&mut self, buffer: &Self::Buffer, offset: usize, data: &mut [f32]) -> Result<(), DeviceError>;
 
+    /// Whether its memory is apart from the host's, so that moving rows to the host makes room here.
+    fn has_separate_memory(&self) -> bool {
+        false
+    }
+
+    /// Copies `len` elements from `from_offset..` of one buffer to `to_offset..` of another of the same use. A device that can do it
+    /// without the host should. =
+    fn copy(
+        &mut self,
+        from: &Self::Buffer,
+        from_offset: usize,
+        to: &mut Self::Buffer,
+        to_offset: usize,
+        len: usize,
+    ) -> Result<(), DeviceError> {
+        let mut host = vec![0.0; len];
+        self.download(from, from_offset, &mut host)?;
+        self.upload(&host, to, to_offset)
+    }
+
     /// out\[r\] = table\[tokens\[r\]\]. `tokens` has one entry a buffer row. =
     fn embed(&mut self, rows: &Layout, tokens: &[u32], table: &Self::Weight, out: &mut Self::Buffer) -> Result<(), DeviceError>;
 
