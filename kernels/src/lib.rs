@@ -8,6 +8,8 @@ mod random;
 mod weights;
 
 pub mod cpu;
+pub mod cuda;
+pub mod exercise;
 
 pub use device::{AdamWItem, AttentionShape, Device, DeviceError, Dropout, LoraGrads, LoraModule, LoraRows, Use};
 pub use layout::{Layout, Segment};

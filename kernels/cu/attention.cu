@@ -1,0 +1,90 @@
+// attention: q (q rows x heads x HEAD_DIM), k, v (kv rows x kv_heads x HEAD_DIM), grouped queries, causal by position, within a segment
+//            out (q rows x heads x HEAD_DIM) =, lse (q rows x heads) float32 =
+//
+// A block owns a tile of queries of one head and walks over the tiles of keys in order with a running softmax (Dao, FlashAttention-2).
+// Which keys share a tile depends on the sequence alone. Padding rows are untouched, and read as zero.
+#include "attention.cuh"
+
+KERNEL __launch_bounds__(THREADS) attention(PARAMS Attention p) {
+    extern __shared__ __align__(16) char shared[];
+    act *q = (act*)shared, *k = q + TILE * LD, *v = k + TILE * LD, *probs = v + TILE * LD;
+    u32 row = blockIdx.x * TILE, head = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
+    u32 valid = valid_rows(p.q_tiles, row);
+    if (valid == 0) return;
+    Segment keys = p.kv_segments[p.q_tiles[row / TILE_ROWS].segment];
+    u32 begin, end;
+    key_range(p, row, valid, keys.rows, begin, end);
+
+    u32 base = threadIdx.x / 32 * 16; // this warp's 16 rows of the tile
+    u32 position[2];
+    bool real[2];
+    float top[2] = {-INF, -INF}, sum[2] = {0, 0}, acc[WIDE / 8][4] = {};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 r = base + acc_row(2 * i);
+        real[i] = r < valid;
+        position[i] = real[i] ? p.q_positions[row + r] : 0;
+    }
+    load_head(q, p.q, row, valid, p.heads, head);
+
+    for (u32 key = begin; key < end; key += TILE) {
+        u32 rows = min((u32)TILE, keys.rows - key);
+        __syncthreads();
+        load_head(k, p.k, keys.start + key, rows, p.kv_heads, kv_head);
+        load_head(v, p.v, keys.start + key, rows, p.kv_heads, kv_head);
+        __syncthreads();
+        float s[TILE / 8][4] = {};
+        warp_mma<false, false>(s, q + base * LD, LD, k, LD, WIDE);
+        float peak[2] = {-INF, -INF};
+#pragma unroll
+        for (int j = 0; j < TILE / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                bool seen = real[i / 2] && sees(p, position[i / 2], key + j * 8 + acc_col(i));
+                s[j][i] = seen ? s[j][i] * p.scale : -INF;
+                peak[i / 2] = fmaxf(peak[i / 2], s[j][i]);
+            }
+        float shrink[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            peak[i] = fmaxf(peak[i], __shfl_xor_sync(0xffffffffu, peak[i], 1));
+            peak[i] = fmaxf(peak[i], __shfl_xor_sync(0xffffffffu, peak[i], 2));
+            peak[i] = fmaxf(peak[i], top[i]);
+            shrink[i] = top[i] == peak[i] ? 1.0f : expf(top[i] - peak[i]);
+            top[i] = peak[i];
+            sum[i] *= shrink[i];
+        }
+#pragma unroll
+        for (int j = 0; j < TILE / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                // What is not seen is zero even where nothing has been seen yet (its peak is -infinity).
+                float e = s[j][i] == -INF ? 0.0f : expf(s[j][i] - top[i / 2]);
+                sum[i / 2] += e;
+                store(probs + (base + acc_row(i)) * LDP + j * 8 + acc_col(i), e);
+            }
+#pragma unroll
+        for (int j = 0; j < WIDE / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) acc[j][i] *= shrink[i / 2];
+        __syncwarp();
+        warp_mma<false, true>(acc, probs + base * LDP, LDP, v, LD, TILE);
+        __syncwarp();
+    }
+
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
+        sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
+        u64 at = (u64)(row + base + acc_row(2 * i)) * p.heads + head;
+        if (real[i] && threadIdx.x % 4 == 0) ((float*)p.lse)[at] = top[i] + logf(sum[i]);
+    }
+#pragma unroll
+    for (int j = 0; j < WIDE / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 column = j * 8 + acc_col(i);
+            u64 at = (u64)(row + base + acc_row(i)) * p.heads + head;
+            if (real[i / 2] && column < HEAD_DIM) store((act*)p.out + at * HEAD_DIM + column, acc[j][i] / sum[i / 2]);
+        }
+}

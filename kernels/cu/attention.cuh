@@ -1,0 +1,56 @@
+// What attention forward and backward share: tile sizes, arguments, which keys a row sees.
+// Must never write to device memory.
+#pragma once
+#include "tile.cuh"
+
+// HEAD_DIM and TILE (rows of a tile of queries or keys; a divisor of 128 and a multiple of 16) are set when this is compiled.
+#define WIDE ((HEAD_DIM + 15) / 16 * 16)
+#define LD (WIDE + PAD)
+#define LDP (TILE + PAD)
+#define THREADS (TILE * 2)
+
+struct Attention {
+    const act* q;
+    const act* k;
+    const act* v;
+    const act* out;   // forward: written
+    const float* lse; // forward: written
+    const act* dout;
+    const float* delta; // backward: row sums of dout * out; written by attention_delta
+    act* dq;
+    act* dk;
+    act* dv;
+    float* dk_parts; // kv rows x heads x HEAD_DIM, where a key head has several query heads
+    float* dv_parts;
+    const u32* q_positions;
+    const Tile* q_tiles;
+    const Segment* q_segments;
+    const Tile* kv_tiles;
+    const Segment* kv_segments;
+    u32 heads;
+    u32 kv_heads;
+    u32 window; // 0: none
+    float scale;
+};
+
+// Whether a query at `position` sees `key`. A padding query is at PADDING and its key numbers never reach that far: it is told apart by `valid`.
+__device__ __forceinline__ bool sees(const Attention& p, u32 position, u32 key) {
+    return key <= position && (p.window == 0 || position - key < p.window);
+}
+
+// Rows of a tile of TILE rows from `row` on that are not padding.
+__device__ __forceinline__ u32 valid_rows(const Tile* tiles, u32 row) {
+    u32 valid = tiles[row / TILE_ROWS].valid, before = row % TILE_ROWS;
+    return valid <= before ? 0 : min(valid - before, (u32)TILE);
+}
+
+__device__ __forceinline__ void load_head(act* tile, const act* x, u64 row, u32 rows, u32 heads, u32 head) {
+    load_tile<TILE, WIDE>(tile, LD, x + (row * heads + head) * HEAD_DIM, (u64)heads * HEAD_DIM, rows, HEAD_DIM);
+}
+
+// The keys that the queries of a tile see between them: [begin, end), begin rounded down to a tile.
+__device__ __forceinline__ void key_range(const Attention& p, u32 row, u32 valid, u32 keys, u32& begin, u32& end) {
+    u32 first = p.q_positions[row], last = p.q_positions[row + valid - 1];
+    end = min(last + 1, keys);
+    begin = p.window != 0 && first + 1 > p.window ? (first + 1 - p.window) / TILE * TILE : 0;
+}

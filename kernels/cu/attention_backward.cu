@@ -1,0 +1,163 @@
+// attention_backward: q, k, v, out, lse of attention, dout (as out)          dq =, dk =, dv =
+//
+// attention_delta: delta (q rows x heads) float32 = row sums of dout * out.
+// attention_dq:    a block owns a tile of queries of one head and walks over the keys.
+// attention_dkv:   a block owns a tile of keys for one query head and walks over the queries; where a key head has several query heads, the
+//                  parts (kv rows x heads x HEAD_DIM, float32) are then added by attention_dkv_sum, in the order of the heads.
+// Every result has one owner and one order of additions; nothing is atomic. Padding rows are untouched, and read as zero.
+#include "attention.cuh"
+
+KERNEL attention_delta(PARAMS Attention p) {
+    u32 row = blockIdx.x;
+    if (p.q_positions[row] == PADDING) return;
+    for (u32 head = threadIdx.x / 32; head < p.heads; head += blockDim.x / 32) {
+        u64 at = ((u64)row * p.heads + head) * HEAD_DIM;
+        float sum = 0;
+        for (u32 c = threadIdx.x % 32; c < HEAD_DIM; c += 32) sum = fmaf(to_float(p.dout[at + c]), to_float(p.out[at + c]), sum);
+        sum = warp_sum(sum);
+        if (threadIdx.x % 32 == 0) ((float*)p.delta)[(u64)row * p.heads + head] = sum;
+    }
+}
+
+KERNEL __launch_bounds__(THREADS) attention_dq(PARAMS Attention p) {
+    extern __shared__ __align__(16) char shared[];
+    act *q = (act*)shared, *dout = q + TILE * LD, *k = dout + TILE * LD, *v = k + TILE * LD, *ds = v + TILE * LD;
+    u32 row = blockIdx.x * TILE, head = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
+    u32 valid = valid_rows(p.q_tiles, row);
+    if (valid == 0) return;
+    Segment keys = p.kv_segments[p.q_tiles[row / TILE_ROWS].segment];
+    u32 begin, end;
+    key_range(p, row, valid, keys.rows, begin, end);
+
+    u32 base = threadIdx.x / 32 * 16, position[2];
+    bool real[2];
+    float lse[2], delta[2], acc[WIDE / 8][4] = {};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 r = base + acc_row(2 * i);
+        real[i] = r < valid;
+        position[i] = real[i] ? p.q_positions[row + r] : 0;
+        lse[i] = real[i] ? p.lse[(u64)(row + r) * p.heads + head] : 0;
+        delta[i] = real[i] ? p.delta[(u64)(row + r) * p.heads + head] : 0;
+    }
+    load_head(q, p.q, row, valid, p.heads, head);
+    load_head(dout, p.dout, row, valid, p.heads, head);
+
+    for (u32 key = begin; key < end; key += TILE) {
+        u32 rows = min((u32)TILE, keys.rows - key);
+        __syncthreads();
+        load_head(k, p.k, keys.start + key, rows, p.kv_heads, kv_head);
+        load_head(v, p.v, keys.start + key, rows, p.kv_heads, kv_head);
+        __syncthreads();
+        float s[TILE / 8][4] = {}, dp[TILE / 8][4] = {};
+        warp_mma<false, false>(s, q + base * LD, LD, k, LD, WIDE);
+        warp_mma<false, false>(dp, dout + base * LD, LD, v, LD, WIDE);
+#pragma unroll
+        for (int j = 0; j < TILE / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                bool seen = real[i / 2] && sees(p, position[i / 2], key + j * 8 + acc_col(i));
+                float prob = seen ? expf(s[j][i] * p.scale - lse[i / 2]) : 0.0f;
+                float g = seen ? prob * (dp[j][i] - delta[i / 2]) * p.scale : 0.0f;
+                store(ds + (base + acc_row(i)) * LDP + j * 8 + acc_col(i), g);
+            }
+        __syncwarp();
+        warp_mma<false, true>(acc, ds + base * LDP, LDP, k, LD, TILE);
+        __syncwarp();
+    }
+#pragma unroll
+    for (int j = 0; j < WIDE / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 column = j * 8 + acc_col(i);
+            u64 at = (u64)(row + base + acc_row(i)) * p.heads + head;
+            if (real[i / 2] && column < HEAD_DIM) store(p.dq + at * HEAD_DIM + column, acc[j][i]);
+        }
+}
+
+KERNEL __launch_bounds__(THREADS) attention_dkv(PARAMS Attention p) {
+    extern __shared__ __align__(16) char shared[];
+    act *k = (act*)shared, *v = k + TILE * LD, *q = v + TILE * LD, *dout = q + TILE * LD, *probs = dout + TILE * LD;
+    __shared__ float lse[TILE], delta[TILE];
+    __shared__ u32 position[TILE];
+    u32 row = blockIdx.x * TILE, head = blockIdx.y, group = p.heads / p.kv_heads, kv_head = head / group;
+    u32 valid = valid_rows(p.kv_tiles, row);
+    if (valid == 0) return;
+    u32 segment = p.kv_tiles[row / TILE_ROWS].segment;
+    Segment queries = p.q_segments[segment];
+    u32 key = row - p.kv_segments[segment].start; // position of the tile's first key
+    u32 base = threadIdx.x / 32 * 16;
+    float dk[WIDE / 8][4] = {}, dv[WIDE / 8][4] = {};
+    load_head(k, p.k, row, valid, p.kv_heads, kv_head);
+    load_head(v, p.v, row, valid, p.kv_heads, kv_head);
+
+    for (u32 first = 0; first < queries.rows; first += TILE) {
+        u32 rows = min((u32)TILE, queries.rows - first);
+        u32 q_row = queries.start + first;
+        if (p.q_positions[q_row + rows - 1] < key) continue;
+        if (p.window != 0 && p.q_positions[q_row] >= key + TILE - 1 + p.window) continue;
+        __syncthreads();
+        load_head(q, p.q, q_row, rows, p.heads, head);
+        load_head(dout, p.dout, q_row, rows, p.heads, head);
+        for (u32 r = threadIdx.x; r < TILE; r += THREADS) {
+            bool real = r < rows;
+            position[r] = real ? p.q_positions[q_row + r] : PADDING;
+            lse[r] = real ? p.lse[(u64)(q_row + r) * p.heads + head] : 0;
+            delta[r] = real ? p.delta[(u64)(q_row + r) * p.heads + head] : 0;
+        }
+        __syncthreads();
+        // Transposed: rows are keys, columns are queries.
+        float s[TILE / 8][4] = {}, dp[TILE / 8][4] = {};
+        warp_mma<false, false>(s, k + base * LD, LD, q, LD, WIDE);
+        warp_mma<false, false>(dp, v + base * LD, LD, dout, LD, WIDE);
+#pragma unroll
+        for (int j = 0; j < TILE / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                u32 column = j * 8 + acc_col(i), at = base + acc_row(i);
+                bool seen = at < valid && position[column] != PADDING && sees(p, position[column], key + at);
+                float prob = seen ? expf(s[j][i] * p.scale - lse[column]) : 0.0f;
+                dp[j][i] = seen ? prob * (dp[j][i] - delta[column]) * p.scale : 0.0f;
+                store(probs + at * LDP + column, prob);
+            }
+        __syncwarp();
+        warp_mma<false, true>(dv, probs + base * LDP, LDP, dout, LD, TILE);
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < TILE / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) store(probs + (base + acc_row(i)) * LDP + j * 8 + acc_col(i), dp[j][i]);
+        __syncwarp();
+        warp_mma<false, true>(dk, probs + base * LDP, LDP, q, LD, TILE);
+    }
+#pragma unroll
+    for (int j = 0; j < WIDE / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 column = j * 8 + acc_col(i), at = base + acc_row(i);
+            if (at >= valid || column >= HEAD_DIM) continue;
+            u64 to = ((u64)(row + at) * p.heads + head) * HEAD_DIM + column;
+            if (group == 1) {
+                store(p.dk + to, dk[j][i]);
+                store(p.dv + to, dv[j][i]);
+            } else {
+                p.dk_parts[to] = dk[j][i];
+                p.dv_parts[to] = dv[j][i];
+            }
+        }
+}
+
+KERNEL attention_dkv_sum(PARAMS Attention p) {
+    u32 row = blockIdx.x, group = p.heads / p.kv_heads;
+    if (row % TILE_ROWS >= p.kv_tiles[row / TILE_ROWS].valid) return;
+    for (u32 i = threadIdx.x; i < p.kv_heads * HEAD_DIM; i += blockDim.x) {
+        u64 from = ((u64)row * p.heads + i / HEAD_DIM * group) * HEAD_DIM + i % HEAD_DIM;
+        float dk = 0, dv = 0;
+        for (u32 head = 0; head < group; head++) {
+            dk += p.dk_parts[from + head * HEAD_DIM];
+            dv += p.dv_parts[from + head * HEAD_DIM];
+        }
+        store(p.dk + (u64)row * p.kv_heads * HEAD_DIM + i, dk);
+        store(p.dv + (u64)row * p.kv_heads * HEAD_DIM + i, dv);
+    }
+}

@@ -1,0 +1,83 @@
+// rms_norm:          x (rows x groups x width), weight (width) float32        out = x / sqrt(mean(x^2) + eps) * weight
+// rms_norm_backward: dy, x, weight                                            dx = or += (accumulate) its gradient
+//
+// Each of the groups of a row by itself. Padding rows are untouched. A warp a group up to 512 wide, else a block of 256 threads: the
+// order of a sum depends on the width alone.
+#include "common.cuh"
+
+struct RmsNorm {
+    const act* x;
+    const act* dy;
+    const float* weight;
+    act* out;
+    const u32* positions;
+    u32 items; // rows * groups
+    u32 groups;
+    u32 width;
+    float eps;
+    u32 accumulate;
+};
+
+#define THREADS 256
+
+template <int T, int V> __device__ void forward(const RmsNorm& p, u32 item) {
+    const act* x = p.x + (u64)item * p.width;
+    act* out = p.out + (u64)item * p.width;
+    float sum = 0;
+    for (u32 c = threadIdx.x % T * V; c < p.width; c += T * V) {
+        float v[V];
+        load<V>(x + c, v);
+#pragma unroll
+        for (int i = 0; i < V; i++) sum = fmaf(v[i], v[i], sum);
+    }
+    float r = 1.0f / sqrtf(team_sum<T>(sum) / (float)p.width + p.eps);
+    for (u32 c = threadIdx.x % T * V; c < p.width; c += T * V) {
+        float v[V];
+        load<V>(x + c, v);
+#pragma unroll
+        for (int i = 0; i < V; i++) v[i] = v[i] * r * p.weight[c + i];
+        save<V>(out + c, v);
+    }
+}
+
+template <int T, int V> __device__ void backward(const RmsNorm& p, u32 item) {
+    const act *x = p.x + (u64)item * p.width, *dy = p.dy + (u64)item * p.width;
+    act* dx = p.out + (u64)item * p.width;
+    float squares = 0, dot = 0;
+    for (u32 c = threadIdx.x % T * V; c < p.width; c += T * V) {
+        float v[V], d[V];
+        load<V>(x + c, v);
+        load<V>(dy + c, d);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            squares = fmaf(v[i], v[i], squares);
+            dot = fmaf(d[i] * p.weight[c + i], v[i], dot);
+        }
+    }
+    float r = 1.0f / sqrtf(team_sum<T>(squares) / (float)p.width + p.eps);
+    float factor = r * r * r / (float)p.width * team_sum<T>(dot);
+    for (u32 c = threadIdx.x % T * V; c < p.width; c += T * V) {
+        float v[V], d[V], before[V];
+        load<V>(x + c, v);
+        load<V>(dy + c, d);
+        if (p.accumulate) load<V>(dx + c, before);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            float g = r * (d[i] * p.weight[c + i]) - v[i] * factor;
+            d[i] = p.accumulate ? before[i] + g : g;
+        }
+        save<V>(dx + c, d);
+    }
+}
+
+// One team a group; a block holds THREADS / T of them.
+#define FOR_TEAM(T, BODY)                                                  \
+    u32 item = blockIdx.x * (THREADS / T) + threadIdx.x / T;               \
+    if (item >= p.items || p.positions[item / p.groups] == PADDING) return; \
+    if (p.width % 8 == 0) BODY<T, 8>(p, item);                             \
+    else BODY<T, 1>(p, item);
+
+KERNEL rms_norm_warp(PARAMS RmsNorm p) { FOR_TEAM(32, forward) }
+KERNEL rms_norm_block(PARAMS RmsNorm p) { FOR_TEAM(THREADS, forward) }
+KERNEL rms_norm_backward_warp(PARAMS RmsNorm p) { FOR_TEAM(32, backward) }
+KERNEL rms_norm_backward_block(PARAMS RmsNorm p) { FOR_TEAM(THREADS, backward) }

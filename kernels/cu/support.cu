@@ -1,0 +1,55 @@
+// Support of the exactness gate, benchmarks and random weights: no operation of a model.
+//
+// fill_uniform:  out (len) activations = numbers in [-range, range) by Philox over the element's index; fill_uniform_state for float32
+// fill_word:     out (len 32-bit words) = a word
+// count_unequal: count[0] += how many of `len` 32-bit words of a and b differ (an integer: its order does not matter)
+// busy:          keeps one multiprocessor's lanes at work for about `rounds` dependent operations
+#include "philox.cuh"
+
+struct Fill {
+    void* out;
+    u64 len;
+    u64 key;
+    float range;
+    u32 word;
+};
+
+template <class T> __device__ void fill(const Fill& p) {
+    T* out = (T*)p.out;
+    for (u64 quad = (u64)blockIdx.x * blockDim.x + threadIdx.x; quad * 4 < p.len; quad += (u64)gridDim.x * blockDim.x) {
+        uint4 words = philox(p.key, make_uint4((u32)quad, (u32)(quad >> 32), 0, 1));
+        u32 word[4] = {words.x, words.y, words.z, words.w};
+        for (u32 i = 0; i < 4 && quad * 4 + i < p.len; i++) store(out + quad * 4 + i, (2.0f * uniform(word[i]) - 1.0f) * p.range);
+    }
+}
+
+KERNEL fill_uniform(PARAMS Fill p) { fill<act>(p); }
+KERNEL fill_uniform_state(PARAMS Fill p) { fill<float>(p); }
+
+KERNEL fill_word(PARAMS Fill p) {
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < p.len; i += (u64)gridDim.x * blockDim.x) ((u32*)p.out)[i] = p.word;
+}
+
+struct Compare {
+    const u32* a;
+    const u32* b;
+    u32* count;
+    u64 len;
+};
+
+KERNEL count_unequal(PARAMS Compare p) {
+    u32 unequal = 0;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < p.len; i += (u64)gridDim.x * blockDim.x) unequal += p.a[i] != p.b[i];
+    if (unequal) atomicAdd(p.count, unequal);
+}
+
+struct Busy {
+    float* out; // one element; never written in practice, but the compiler cannot know
+    u32 rounds;
+};
+
+KERNEL busy(PARAMS Busy p) {
+    float x = threadIdx.x;
+    for (u32 i = 0; i < p.rounds; i++) x = fmaf(x, 0.999f, 0.5f);
+    if (x == -1.0f) *p.out = x;
+}

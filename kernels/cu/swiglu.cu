@@ -1,0 +1,61 @@
+// swiglu:          gate, up (rows x width)                                    out = silu(gate) * up
+// swiglu_backward: dy, gate, up                                              dgate =, dup =
+//
+// Padding rows are untouched. Blocks of a row: blockIdx.x the row, blockIdx.y a part of its columns.
+#include "common.cuh"
+
+struct Swiglu {
+    const act* dy;
+    const act* gate;
+    const act* up;
+    act* out;
+    act* dgate;
+    act* dup;
+    const u32* positions;
+    u32 width;
+};
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+template <int V> __device__ void forward(const Swiglu& p, u64 row) {
+    for (u32 c = (blockIdx.y * blockDim.x + threadIdx.x) * V; c < p.width; c += gridDim.y * blockDim.x * V) {
+        u64 at = row * p.width + c;
+        float gate[V], up[V];
+        load<V>(p.gate + at, gate);
+        load<V>(p.up + at, up);
+#pragma unroll
+        for (int i = 0; i < V; i++) up[i] = gate[i] * sigmoid(gate[i]) * up[i];
+        save<V>(p.out + at, up);
+    }
+}
+
+template <int V> __device__ void backward(const Swiglu& p, u64 row) {
+    for (u32 c = (blockIdx.y * blockDim.x + threadIdx.x) * V; c < p.width; c += gridDim.y * blockDim.x * V) {
+        u64 at = row * p.width + c;
+        float dy[V], gate[V], up[V];
+        load<V>(p.dy + at, dy);
+        load<V>(p.gate + at, gate);
+        load<V>(p.up + at, up);
+#pragma unroll
+        for (int i = 0; i < V; i++) {
+            float s = sigmoid(gate[i]), silu = gate[i] * s;
+            float dgate = dy[i] * up[i] * (s + silu * (1.0f - s));
+            up[i] = dy[i] * silu;
+            gate[i] = dgate;
+        }
+        save<V>(p.dgate + at, gate);
+        save<V>(p.dup + at, up);
+    }
+}
+
+KERNEL swiglu(PARAMS Swiglu p) {
+    if (p.positions[blockIdx.x] == PADDING) return;
+    if (p.width % 8 == 0) forward<8>(p, blockIdx.x);
+    else forward<1>(p, blockIdx.x);
+}
+
+KERNEL swiglu_backward(PARAMS Swiglu p) {
+    if (p.positions[blockIdx.x] == PADDING) return;
+    if (p.width % 8 == 0) backward<8>(p, blockIdx.x);
+    else backward<1>(p, blockIdx.x);
+}

@@ -1,0 +1,141 @@
+//! Attention: the launches of attention.cu and attention_backward.cu.
+//!
+//! Never splits a sequence by how many stand beside it.
+#![expect(unsafe_code, reason = "launches kernels")]
+
+use super::device::{CudaBuffer, CudaDevice};
+use super::driver::Address;
+use super::programs::Tiling;
+use crate::{AttentionShape, DeviceError, Layout, Use};
+
+/// The parameters of attention.cuh.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Arguments {
+    q: Address,
+    k: Address,
+    v: Address,
+    out: Address,
+    lse: Address,
+    dout: Address,
+    delta: Address,
+    dq: Address,
+    dk: Address,
+    dv: Address,
+    dk_parts: Address,
+    dv_parts: Address,
+    q_positions: Address,
+    q_tiles: Address,
+    q_segments: Address,
+    kv_tiles: Address,
+    kv_segments: Address,
+    heads: u32,
+    kv_heads: u32,
+    window: u32,
+    scale: f32,
+}
+
+/// Checks shapes, makes the kernels ready and fills in what both passes share.
+fn prepare(
+    device: &mut CudaDevice,
+    q_rows: &Layout,
+    kv_rows: &Layout,
+    shape: AttentionShape,
+    [q, k, v]: [&CudaBuffer; 3],
+) -> Result<(Tiling, Arguments), DeviceError> {
+    let AttentionShape { heads, kv_heads, head_dim, window } = shape;
+    assert!(heads > 0 && kv_heads > 0 && heads.is_multiple_of(kv_heads), "no attention: {shape:?}");
+    assert!(window != Some(0), "a window holds at least the row itself");
+    assert!(q.len == q_rows.rows() * heads * head_dim, "q is not of its layout and shape");
+    assert!([k.len, v.len] == [kv_rows.rows() * kv_heads * head_dim; 2], "k or v is not of its layout and shape");
+    assert!(q_rows.segments().len() == kv_rows.segments().len(), "queries and keys are not of the same sequences");
+    for (q, kv) in q_rows.segments().iter().zip(kv_rows.segments()) {
+        let last = q.rows.checked_sub(1).map(|last| q_rows.positions()[q.start + last] as usize);
+        assert!(last.is_none_or(|last| last < kv.rows), "a query at position {last:?} has no key: there are {}", kv.rows);
+    }
+    let tiling = device.kernels.prepare_attention(head_dim)?;
+    let (q_tables, kv_tables) = (device.tables(q_rows)?, device.tables(kv_rows)?);
+    let arguments = Arguments {
+        q: device.read("q", q, Use::Activation),
+        k: device.read("k", k, Use::Activation),
+        v: device.read("v", v, Use::Activation),
+        q_positions: q_tables.positions,
+        q_tiles: q_tables.tiles,
+        q_segments: q_tables.segments,
+        kv_tiles: kv_tables.tiles,
+        kv_segments: kv_tables.segments,
+        heads: heads as u32,
+        kv_heads: kv_heads as u32,
+        window: window.map_or(0, |window| u32::try_from(window).unwrap_or(u32::MAX)),
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        ..Arguments::default()
+    };
+    Ok((tiling, arguments))
+}
+
+#[expect(clippy::too_many_arguments, reason = "one argument an operand")]
+pub(super) fn forward(
+    device: &mut CudaDevice,
+    q_rows: &Layout,
+    kv_rows: &Layout,
+    shape: AttentionShape,
+    q: &CudaBuffer,
+    k: &CudaBuffer,
+    v: &CudaBuffer,
+    out: &mut CudaBuffer,
+    lse: &mut CudaBuffer,
+) -> Result<(), DeviceError> {
+    assert!(out.len == q.len && lse.len == q_rows.rows() * shape.heads, "out or lse is not of its layout and shape");
+    let (tiling, mut arguments) = prepare(device, q_rows, kv_rows, shape, [q, k, v])?;
+    arguments.out = device.read("out", out, Use::Activation);
+    arguments.lse = device.read("lse", lse, Use::State);
+    let kernel = device.kernels.attention(shape.head_dim, "attention");
+    let grid = [q_rows.rows() / tiling.tile, shape.heads, 1];
+    // SAFETY: `Arguments` is attention.cuh's struct; blocks cover tiles x heads with the threads and shared memory it was compiled for; sizes
+    // and positions were checked; out and lse are the only buffers written.
+    unsafe { device.gpu.launch(kernel, grid, tiling.tile as u32 * 2, tiling.forward_bytes, &arguments) }
+}
+
+pub(super) fn backward(
+    device: &mut CudaDevice,
+    q_rows: &Layout,
+    kv_rows: &Layout,
+    shape: AttentionShape,
+    qkv: [&CudaBuffer; 3],
+    [out, lse, dout]: [&CudaBuffer; 3],
+    [dq, dk, dv]: [&mut CudaBuffer; 3],
+) -> Result<(), DeviceError> {
+    let (q, k) = (qkv[0].len, qkv[1].len);
+    assert!([out.len, dout.len, dq.len] == [q; 3] && [dk.len, dv.len] == [k; 2], "a gradient is not of its array's size");
+    assert!(lse.len == q_rows.rows() * shape.heads, "lse is not of its layout and shape");
+    let (tiling, mut arguments) = prepare(device, q_rows, kv_rows, shape, qkv)?;
+    arguments.out = device.read("out", out, Use::Activation);
+    arguments.lse = device.read("lse", lse, Use::State);
+    arguments.dout = device.read("dout", dout, Use::Activation);
+    arguments.dq = device.read("dq", dq, Use::Activation);
+    arguments.dk = device.read("dk", dk, Use::Activation);
+    arguments.dv = device.read("dv", dv, Use::Activation);
+    arguments.delta = device.scratch("attention delta", lse.len * 4)?;
+    let threads = tiling.tile as u32 * 2;
+    let kernel = |name| device.kernels.attention(shape.head_dim, name);
+    // SAFETY: as in `forward`; one block a row; the scratch holds a number a row and head.
+    unsafe { device.gpu.launch(kernel("attention_delta"), [q_rows.rows(), 1, 1], 256, 0, &arguments) }?;
+    let grid = [q_rows.rows() / tiling.tile, shape.heads, 1];
+    // SAFETY: as in `forward`; dq is the only buffer written.
+    unsafe { device.gpu.launch(kernel("attention_dq"), grid, threads, tiling.backward_bytes, &arguments) }?;
+    let parts = shape.heads > shape.kv_heads;
+    if parts {
+        let bytes = kv_rows.rows() * shape.heads * shape.head_dim * 4;
+        arguments.dk_parts = device.scratch("attention dk", bytes)?;
+        arguments.dv_parts = device.scratch("attention dv", bytes)?;
+    }
+    let kernel = |name| device.kernels.attention(shape.head_dim, name);
+    let grid = [kv_rows.rows() / tiling.tile, shape.heads, 1];
+    // SAFETY: as in `forward`; dk and dv, or the scratch for a part a query head, are the only memory written.
+    unsafe { device.gpu.launch(kernel("attention_dkv"), grid, threads, tiling.backward_bytes, &arguments) }?;
+    if parts {
+        // SAFETY: as above; one block a row; dk and dv are the only buffers written.
+        unsafe { device.gpu.launch(kernel("attention_dkv_sum"), [kv_rows.rows(), 1, 1], 256, 0, &arguments) }?;
+    }
+    Ok(())
+}

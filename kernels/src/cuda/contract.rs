@@ -1,0 +1,279 @@
+//! The `Device` trait of a card: memory here, each operation by the module of its name.
+//!
+//! Never computes.
+
+use super::device::{CudaBuffer, CudaDevice, CudaWeight, Element, convert};
+use super::memory::Owner;
+use super::{ROW_ALIGN, adamw, attention, head, linear, lora, programs, rows};
+use crate::{AdamWItem, AttentionShape, DType, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraRows, Use};
+
+impl Device for CudaDevice {
+    type Buffer = CudaBuffer;
+    type Weight = CudaWeight;
+
+    fn class(&self) -> Vec<(String, String)> {
+        let properties = &self.gpu.properties;
+        let (major, minor) = properties.capability;
+        let nvrtc = self.kernels.compiler.version;
+        let mut class = vec![("backend".to_owned(), "cuda".to_owned())];
+        class.extend(self.plan.header.iter().cloned());
+        class.extend(
+            [
+                ("compute-capability", format!("{major}.{minor}")),
+                ("driver", format!("{}.{}", properties.driver / 1000, properties.driver % 1000 / 10)),
+                ("nvrtc", format!("{}.{}", nvrtc.0, nvrtc.1)),
+                ("architecture", self.kernels.compiler.architecture.clone()),
+                ("kernels", programs::digest()),
+                ("plan", self.plan.digest()),
+            ]
+            .map(|(name, value)| (name.to_owned(), value)),
+        );
+        class
+    }
+
+    fn row_align(&self) -> usize {
+        ROW_ALIGN
+    }
+
+    fn allocated_bytes(&self) -> u64 {
+        self.pool.buffer_bytes()
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.pool.available_bytes()
+    }
+
+    fn load(&mut self, tensor: &HostTensor) -> Result<CudaWeight, DeviceError> {
+        let (element, len) = (self.element(Use::Activation), tensor.shape().iter().product::<usize>());
+        let shape = match *tensor.shape() {
+            [len] => (1, len),
+            [rows, columns] => (rows, columns),
+            ref other => return Err(DeviceError::Unsupported(format!("a weight of shape {other:?}; a matrix or a vector was expected"))),
+        };
+        let block = self.pool.alloc(len * element.bytes(), Owner::Device)?;
+        self.upload_as(&block, element, tensor.dtype(), tensor.bytes())?;
+        let wide = if tensor.shape().len() == 1 {
+            let wide = self.pool.alloc(len * 4, Owner::Device)?;
+            self.upload_as(&wide, Element::F32, tensor.dtype(), tensor.bytes())?;
+            Some(wide)
+        } else {
+            linear::plan(self, shape.0, shape.1)?;
+            None
+        };
+        Ok(CudaWeight { block, wide, shape })
+    }
+
+    fn alloc(&mut self, usage: Use, len: usize) -> Result<CudaBuffer, DeviceError> {
+        let element = self.element(usage);
+        let needed =
+            len.checked_mul(element.bytes()).ok_or(DeviceError::OutOfMemory { needed_bytes: u64::MAX, free_bytes: self.free_bytes() })?;
+        Ok(CudaBuffer { block: self.pool.alloc(needed, Owner::Buffer)?, element, len })
+    }
+
+    fn len(&self, buffer: &CudaBuffer) -> usize {
+        buffer.len
+    }
+
+    fn upload(&mut self, data: &[f32], buffer: &mut CudaBuffer, offset: usize) -> Result<(), DeviceError> {
+        assert!(offset + data.len() <= buffer.len, "{} elements at {offset} of {}", data.len(), buffer.len);
+        let bytes = buffer.element.bytes();
+        self.staging.upload(&buffer.block, offset * bytes, data.len() * bytes, |at, chunk| {
+            let part = &data[at / bytes..(at + chunk.len()) / bytes];
+            convert(bytemuck::cast_slice(part), DType::F32, chunk, buffer.element);
+        })
+    }
+
+    fn download(&mut self, buffer: &CudaBuffer, offset: usize, data: &mut [f32]) -> Result<(), DeviceError> {
+        assert!(offset + data.len() <= buffer.len, "{} elements at {offset} of {}", data.len(), buffer.len);
+        let bytes = buffer.element.bytes();
+        let dtype = if buffer.element == Element::F32 { DType::F32 } else { DType::BF16 };
+        self.staging.download(&buffer.block, offset * bytes, data.len() * bytes, |at, chunk| {
+            let part = &mut data[at / bytes..(at + chunk.len()) / bytes];
+            convert(chunk, dtype, bytemuck::cast_slice_mut(part), Element::F32);
+        })
+    }
+
+    fn has_separate_memory(&self) -> bool {
+        true
+    }
+
+    fn copy(
+        &mut self,
+        from: &CudaBuffer,
+        from_offset: usize,
+        to: &mut CudaBuffer,
+        to_offset: usize,
+        len: usize,
+    ) -> Result<(), DeviceError> {
+        assert!(from.element == to.element, "buffers of different use");
+        assert!(from_offset + len <= from.len && to_offset + len <= to.len, "{len} elements from {from_offset} to {to_offset}");
+        let bytes = from.element.bytes();
+        to.block.copy_from(to_offset * bytes, &from.block, from_offset * bytes, len * bytes)
+    }
+
+    fn embed(&mut self, rows: &Layout, tokens: &[u32], table: &CudaWeight, out: &mut CudaBuffer) -> Result<(), DeviceError> {
+        rows::embed(self, rows, tokens, table, out)
+    }
+
+    fn rms_norm(
+        &mut self,
+        rows: &Layout,
+        groups: usize,
+        x: &CudaBuffer,
+        weight: &CudaWeight,
+        eps: f32,
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        rows::rms_norm(self, rows, groups, x, weight, eps, out)
+    }
+
+    fn rms_norm_backward(
+        &mut self,
+        rows: &Layout,
+        groups: usize,
+        dy: &CudaBuffer,
+        x: &CudaBuffer,
+        weight: &CudaWeight,
+        eps: f32,
+        dx: &mut CudaBuffer,
+        accumulate: bool,
+    ) -> Result<(), DeviceError> {
+        rows::rms_norm_backward(self, rows, groups, dy, x, weight, eps, dx, accumulate)
+    }
+
+    fn linear(
+        &mut self,
+        rows: &Layout,
+        x: &CudaBuffer,
+        weight: &CudaWeight,
+        bias: Option<&CudaWeight>,
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        linear::linear(self, rows, x, weight, bias, out)
+    }
+
+    fn linear_backward(
+        &mut self,
+        rows: &Layout,
+        dy: &CudaBuffer,
+        weight: &CudaWeight,
+        dx: &mut CudaBuffer,
+        accumulate: bool,
+    ) -> Result<(), DeviceError> {
+        linear::linear_backward(self, rows, dy, weight, dx, accumulate)
+    }
+
+    fn lora(
+        &mut self,
+        rows: &Layout,
+        groups: &[LoraRows<'_, CudaBuffer>],
+        x: &CudaBuffer,
+        s: &mut CudaBuffer,
+        s_width: usize,
+        y: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        lora::lora(self, rows, groups, x, s, s_width, y)
+    }
+
+    fn lora_backward(
+        &mut self,
+        rows: &Layout,
+        groups: &mut [LoraGrads<'_, CudaBuffer>],
+        dy: &CudaBuffer,
+        x: &CudaBuffer,
+        s: &CudaBuffer,
+        s_width: usize,
+        dx: Option<&mut CudaBuffer>,
+    ) -> Result<(), DeviceError> {
+        lora::lora_backward(self, rows, groups, dy, x, s, s_width, dx)
+    }
+
+    fn rope(
+        &mut self,
+        rows: &Layout,
+        heads: usize,
+        head_dim: usize,
+        table: &CudaBuffer,
+        x: &mut CudaBuffer,
+        inverse: bool,
+    ) -> Result<(), DeviceError> {
+        rows::rope(self, rows, heads, head_dim, table, x, inverse)
+    }
+
+    fn attention(
+        &mut self,
+        q_rows: &Layout,
+        kv_rows: &Layout,
+        shape: AttentionShape,
+        q: &CudaBuffer,
+        k: &CudaBuffer,
+        v: &CudaBuffer,
+        out: &mut CudaBuffer,
+        lse: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        attention::forward(self, q_rows, kv_rows, shape, q, k, v, out, lse)
+    }
+
+    fn attention_backward(
+        &mut self,
+        q_rows: &Layout,
+        kv_rows: &Layout,
+        shape: AttentionShape,
+        q: &CudaBuffer,
+        k: &CudaBuffer,
+        v: &CudaBuffer,
+        out: &CudaBuffer,
+        lse: &CudaBuffer,
+        dout: &CudaBuffer,
+        dq: &mut CudaBuffer,
+        dk: &mut CudaBuffer,
+        dv: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        attention::backward(self, q_rows, kv_rows, shape, [q, k, v], [out, lse, dout], [dq, dk, dv])
+    }
+
+    fn swiglu(&mut self, rows: &Layout, gate: &CudaBuffer, up: &CudaBuffer, out: &mut CudaBuffer) -> Result<(), DeviceError> {
+        rows::swiglu(self, rows, gate, up, out)
+    }
+
+    fn swiglu_backward(
+        &mut self,
+        rows: &Layout,
+        dy: &CudaBuffer,
+        gate: &CudaBuffer,
+        up: &CudaBuffer,
+        dgate: &mut CudaBuffer,
+        dup: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        rows::swiglu_backward(self, rows, dy, gate, up, dgate, dup)
+    }
+
+    fn add(&mut self, rows: &Layout, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<(), DeviceError> {
+        rows::add(self, rows, x, y)
+    }
+
+    fn gather(&mut self, rows: &Layout, index: &[u32], width: usize, x: &CudaBuffer, out: &mut CudaBuffer) -> Result<(), DeviceError> {
+        rows::gather(self, rows, index, width, x, out)
+    }
+
+    fn scatter_add(&mut self, rows: &Layout, index: &[u32], width: usize, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<(), DeviceError> {
+        rows::scatter_add(self, rows, index, width, x, y)
+    }
+
+    fn head_loss(
+        &mut self,
+        rows: &Layout,
+        x: &CudaBuffer,
+        head: &CudaWeight,
+        targets: &[u32],
+        weights: &[f32],
+        losses: &mut CudaBuffer,
+        dx: Option<&mut CudaBuffer>,
+    ) -> Result<(), DeviceError> {
+        head::head_loss(self, rows, x, head, targets, weights, losses, dx)
+    }
+
+    fn adamw(&mut self, items: &mut [AdamWItem<'_, CudaBuffer>], norms: &mut CudaBuffer) -> Result<(), DeviceError> {
+        adamw::adamw(self, items, norms)
+    }
+}

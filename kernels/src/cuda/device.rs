@@ -1,0 +1,236 @@
+//! The device: how it is opened, its buffers and weights, and what every operation takes from it.
+//!
+//! Never launches anything: each operation is in the module of its name.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use half::bf16;
+
+use super::Precision;
+use super::blas::{self, Blas, Prepared};
+use super::compile::{Cache, Compiler, architecture};
+use super::driver::{Address, Event, Gpu};
+use super::library::probe;
+use super::memory::{Block, Owner, Pool, Staging};
+use super::plan::{Key, Plan};
+use super::programs::Kernels;
+use super::tables::{RowTables, TableCache};
+use crate::{DType, DeviceError, Layout, Use};
+
+/// What a CUDA device is opened with.
+#[derive(Default)]
+pub struct CudaOptions {
+    /// Where NVRTC and cuBLASLt are looked for after the system: the `lib` folders of NVIDIA's Python wheels, say.
+    pub library_folders: Vec<String>,
+    /// Where compiled kernels are kept; without it each start compiles them.
+    pub cache: Option<Box<dyn Cache>>,
+    /// A plan made earlier on this device; another library, card or precision than it was made for is refused.
+    pub plan: Option<Plan>,
+}
+
+impl std::fmt::Debug for CudaOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CudaOptions")
+            .field("library_folders", &self.library_folders)
+            .field("cache", &self.cache.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// An NVIDIA card.
+#[derive(Debug)]
+pub struct CudaDevice {
+    pub(super) gpu: Arc<Gpu>,
+    pub(super) pool: Arc<Pool>,
+    pub(super) kernels: Kernels,
+    pub(super) staging: Staging,
+    pub(super) blas: Blas,
+    pub(super) plan: Plan,
+    pub(super) prepared: HashMap<(Key, usize), Prepared>,
+    pub(super) precision: Precision,
+    tables: TableCache,
+    scratch: HashMap<&'static str, Block>,
+}
+
+/// How elements of a buffer are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Element {
+    F32,
+    Bf16,
+}
+
+/// An array on the card.
+#[derive(Debug)]
+pub struct CudaBuffer {
+    pub(super) block: Block,
+    pub(super) element: Element,
+    pub(super) len: usize,
+}
+
+/// A frozen weight on the card: a matrix in the activations' type, or a vector in float32 and in the activations' type.
+#[derive(Debug)]
+pub struct CudaWeight {
+    /// In the activations' type.
+    pub(super) block: Block,
+    /// A vector also in float32.
+    pub(super) wide: Option<Block>,
+    /// Rows and columns; a vector is one row.
+    pub(super) shape: (usize, usize),
+}
+
+impl CudaWeight {
+    /// A vector in float32: a norm's weight.
+    pub(super) fn vector(&self, width: usize) -> Address {
+        let wide = self.wide.as_ref().filter(|_| self.shape == (1, width));
+        let Some(wide) = wide else { panic!("a weight of shape {:?}; a vector of {width} was expected", self.shape) };
+        wide.address()
+    }
+}
+
+impl Element {
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
+impl CudaBuffer {
+    pub(super) fn address(&self) -> Address {
+        self.block.address()
+    }
+}
+
+impl CudaDevice {
+    /// Opens card `ordinal` (0 is the first). Compiles the kernels where the cache has none.
+    ///
+    /// # Errors
+    /// `Unsupported` where a library is missing (the text says which and how to get it), there is no such card, the card is too old or the
+    /// plan is another device's.
+    pub fn open(ordinal: usize, precision: Precision, options: CudaOptions) -> Result<Self, DeviceError> {
+        if let Some(refusal) = probe(&options.library_folders).refusal() {
+            return Err(DeviceError::Unsupported(refusal));
+        }
+        let gpu = Gpu::open(ordinal)?;
+        let compiler = Compiler::new(architecture(gpu.properties.capability), options.cache)?;
+        let header = header(&gpu, precision);
+        let plan = options.plan.unwrap_or_else(|| Plan::new(header.clone()));
+        if plan.header != header {
+            return Err(DeviceError::Unsupported(format!("the plan was made for {:?}; this is {header:?}", plan.header)));
+        }
+        let pool = Pool::new(&gpu);
+        Ok(Self {
+            kernels: Kernels::new(&gpu, compiler, precision)?,
+            staging: Staging::new(&gpu, &pool)?,
+            blas: Blas::new(&gpu, &pool)?,
+            plan,
+            prepared: HashMap::new(),
+            precision,
+            tables: TableCache::default(),
+            scratch: HashMap::new(),
+            pool,
+            gpu,
+        })
+    }
+
+    /// The algorithms pinned so far: those of every weight loaded.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Waits for all work.
+    ///
+    /// # Errors
+    /// Where any of it failed.
+    pub fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.gpu.synchronize()
+    }
+
+    /// Milliseconds that the card spends on what `work` launches.
+    ///
+    /// # Errors
+    /// Those of `work`, or a failed device.
+    pub fn milliseconds(&mut self, work: impl FnOnce(&mut Self) -> Result<(), DeviceError>) -> Result<f32, DeviceError> {
+        let (start, end) = (Event::new(&self.gpu)?, Event::new(&self.gpu)?);
+        start.record()?;
+        work(self)?;
+        end.record()?;
+        end.wait()?;
+        end.since(&start)
+    }
+
+    pub(super) fn element(&self, usage: Use) -> Element {
+        match (usage, self.precision) {
+            (Use::Activation, Precision::Bf16) => Element::Bf16,
+            _ => Element::F32,
+        }
+    }
+
+    /// The address of a buffer that must be of this use.
+    pub(super) fn read(&self, what: &str, buffer: &CudaBuffer, usage: Use) -> Address {
+        assert!(buffer.element == self.element(usage), "{what} holds {:?}; {usage:?} was expected", buffer.element);
+        buffer.address()
+    }
+
+    pub(super) fn tables(&mut self, layout: &Layout) -> Result<RowTables, DeviceError> {
+        self.tables.get(layout, &self.pool, &mut self.staging)
+    }
+
+    /// Memory for what an operation needs on the way; what is in it is left from before. One use of a name at a time.
+    pub(super) fn scratch(&mut self, name: &'static str, bytes: usize) -> Result<Address, DeviceError> {
+        if let Some(block) = self.scratch.get(name).filter(|block| block.bytes() >= bytes) {
+            return Ok(block.address());
+        }
+        self.scratch.remove(name);
+        let block = self.pool.alloc(bytes, Owner::Device)?;
+        let address = block.address();
+        self.scratch.insert(name, block);
+        Ok(address)
+    }
+
+    pub(super) fn upload_as(&mut self, block: &Block, element: Element, from: DType, bytes: &[u8]) -> Result<(), DeviceError> {
+        let len = bytes.len() / from.bytes();
+        self.staging.upload(block, 0, len * element.bytes(), |at, chunk| {
+            let first = at / element.bytes();
+            let part = &bytes[first * from.bytes()..(first + chunk.len() / element.bytes()) * from.bytes()];
+            convert(part, from, chunk, element);
+        })
+    }
+}
+
+/// The header of a plan on this device.
+fn header(gpu: &Gpu, precision: Precision) -> Vec<(String, String)> {
+    let properties = &gpu.properties;
+    [
+        ("gpu", properties.name.clone()),
+        ("multiprocessors", properties.multiprocessors.to_string()),
+        ("cublaslt", blas::version().to_string()),
+        ("precision", format!("{precision:?}").to_lowercase()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .to_vec()
+}
+
+/// Elements from one storage to another. Mapped bytes may stand at any address.
+pub(super) fn convert(from: &[u8], dtype: DType, to: &mut [u8], element: Element) {
+    let same = matches!((dtype, element), (DType::F32, Element::F32) | (DType::BF16, Element::Bf16));
+    if same {
+        to.copy_from_slice(from);
+        return;
+    }
+    let values = from.chunks_exact(dtype.bytes()).map(|bytes| match (dtype, bytes) {
+        (DType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+        (DType::F16, &[a, b]) => half::f16::from_le_bytes([a, b]).to_f32(),
+        (DType::BF16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
+        _ => unreachable!("chunks are as long as an element"),
+    });
+    match element {
+        Element::F32 => to.chunks_exact_mut(4).zip(values).for_each(|(to, value)| to.copy_from_slice(&value.to_le_bytes())),
+        Element::Bf16 => {
+            to.chunks_exact_mut(2).zip(values).for_each(|(to, value)| to.copy_from_slice(&bf16::from_f32(value).to_le_bytes()))
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The head and the loss, in chunks of rows whose size is a function of the vocabulary alone.
+//!
+//! Never holds the logits of more than one chunk.
+#![expect(unsafe_code, reason = "launches kernels")]
+
+use super::ROW_ALIGN;
+use super::blas::{Operands, logits_pitch};
+use super::device::{CudaBuffer, CudaDevice, CudaWeight};
+use super::driver::Address;
+use super::linear::product;
+use super::plan::{Key, Product, Slices};
+use super::tables::runs;
+use crate::{DeviceError, Layout, Use};
+
+/// Bytes of float32 logits of a chunk, about.
+const LOGITS_BYTES: usize = 256 << 20;
+
+/// Rows of a chunk.
+pub(super) fn chunk_rows(vocabulary: usize) -> usize {
+    (LOGITS_BYTES / 4 / vocabulary.max(1) / ROW_ALIGN).clamp(1, 64) * ROW_ALIGN
+}
+
+/// The parameters of head_loss.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct HeadLoss {
+    logits: Address,
+    dlogits: Address,
+    losses: Address,
+    targets: Address,
+    weights: Address,
+    positions: Address,
+    first_row: u32,
+    vocabulary: u32,
+    pitch: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct HeadGradient {
+    parts: Address,
+    dx: Address,
+    len: u64,
+    count: u32,
+}
+
+/// dx of a chunk of `rows` rows: a product for each slice of the vocabulary, then their sum.
+///
+/// # Safety
+/// `dlogits` and `dx` hold so many rows; `parts` holds a float32 result for each slice.
+unsafe fn gradient(device: &mut CudaDevice, head: &CudaWeight, rows: usize, [dlogits, parts, dx]: [Address; 3]) -> Result<(), DeviceError> {
+    let (outputs, inputs) = head.shape;
+    let (slices, len) = (Slices::new(outputs), rows * inputs);
+    let operands = Operands { weight: head.block.address(), x: dlogits, bias: 0, out: parts, accumulate: false };
+    // SAFETY: the caller's.
+    unsafe { product(device, Key { product: Product::LogitsBackward, outputs, inputs }, rows, operands) }?;
+    if slices.rest > 0 {
+        let operands = Operands { out: parts + (slices.count * len * 4) as u64, ..operands };
+        // SAFETY: the caller's; the rest's part follows the slices'.
+        unsafe { product(device, Key { product: Product::LogitsBackwardRest, outputs, inputs }, rows, operands) }?;
+    }
+    let arguments = HeadGradient { parts, dx, len: len as u64, count: slices.parts() as u32 };
+    // SAFETY: `HeadGradient` is head_loss.cu's struct; a thread eight elements, and rows are a multiple of 128; dx is all that is written.
+    unsafe { device.gpu.launch(device.kernels.get("head_gradient"), [len.div_ceil(8 * 256), 1, 1], 256, 0, &arguments) }
+}
+
+#[expect(clippy::too_many_arguments, reason = "one argument an operand")]
+pub(super) fn head_loss(
+    device: &mut CudaDevice,
+    layout: &Layout,
+    x: &CudaBuffer,
+    head: &CudaWeight,
+    targets: &[u32],
+    weights: &[f32],
+    losses: &mut CudaBuffer,
+    dx: Option<&mut CudaBuffer>,
+) -> Result<(), DeviceError> {
+    let (vocabulary, inputs) = head.shape;
+    let rows = layout.rows();
+    assert!(x.len == rows * inputs && losses.len == rows, "x or losses is not of the layout's rows");
+    assert!(targets.len() == rows && weights.len() == rows, "one target and one weight a row");
+    assert!(dx.as_ref().is_none_or(|dx| dx.len == x.len), "dx is not of x's size");
+    let live = layout.positions().iter().zip(targets).filter(|(position, _)| **position != u32::MAX);
+    assert!(live.clone().all(|(_, target)| (*target as usize) < vocabulary), "a target is not below {vocabulary}");
+
+    let tables = device.tables(layout)?;
+    let (chunk, pitch, bytes) = (chunk_rows(vocabulary), logits_pitch(vocabulary), device.precision.bytes());
+    let logits = device.scratch("logits", chunk.min(rows) * pitch * 4)?;
+    let parts =
+        if dx.is_some() { device.scratch("head parts", chunk.min(rows) * Slices::new(vocabulary).parts() * inputs * 4)? } else { 0 };
+    let dlogits = if dx.is_some() { device.scratch("dlogits", chunk.min(rows) * pitch * bytes)? } else { 0 };
+    let (x, losses) = (device.read("x", x, Use::Activation), device.read("losses", losses, Use::State));
+    let dx = dx.map(|dx| device.read("dx", dx, Use::Activation));
+    let (targets, weights) = (device.staging.table(targets)?, device.staging.table(weights)?);
+
+    for run in runs(layout) {
+        for first in run.clone().step_by(chunk) {
+            let rows = chunk.min(run.end - first);
+            let offset = (first * inputs * bytes) as u64;
+            let forward = Operands { weight: head.block.address(), x: x + offset, bias: 0, out: logits, accumulate: false };
+            // SAFETY: the sizes were checked above; the scratch holds a chunk's logits; chunks start at multiples of 128 rows.
+            unsafe { product(device, Key { product: Product::Logits, outputs: vocabulary, inputs }, rows, forward) }?;
+            let arguments = HeadLoss {
+                logits,
+                dlogits,
+                losses,
+                targets,
+                weights,
+                positions: tables.positions,
+                first_row: first as u32,
+                vocabulary: vocabulary as u32,
+                pitch: pitch as u32,
+            };
+            // SAFETY: `HeadLoss` is head_loss.cu's struct; one block a row of the chunk; losses is the only buffer written beside scratch.
+            unsafe { device.gpu.launch(device.kernels.get("head_loss"), [rows, 1, 1], 512, 0, &arguments) }?;
+            if let Some(dx) = dx {
+                // SAFETY: as the forward product; dx is of x's size, the scratch of a chunk's.
+                unsafe { gradient(device, head, rows, [dlogits, parts, dx + offset]) }?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::chunk_rows;
+
+    #[test]
+    fn chunks_are_whole_tiles() {
+        assert_eq!(chunk_rows(32_000), 2048);
+        assert_eq!(chunk_rows(128_256), 512);
+        assert_eq!(chunk_rows(152_064), 384);
+        assert_eq!(chunk_rows(256), 8192);
+        assert_eq!(chunk_rows(1 << 24), 128);
+    }
+}

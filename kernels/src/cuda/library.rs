@@ -1,0 +1,154 @@
+//! Finds the driver, NVRTC and cuBLASLt, and says what is missing and how to get it.
+//!
+//! Never fails where they are not there, and never reads the environment: folders to look in are handed over.
+#![expect(unsafe_code, reason = "loads NVIDIA's libraries")]
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::{cublaslt, driver, nvrtc};
+
+/// A library that the CUDA device needs at run time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Library {
+    /// `libcuda`: the driver's own.
+    Driver,
+    /// `libnvrtc`: compiles the kernels.
+    Nvrtc,
+    /// `libcublasLt`: the base products.
+    CublasLt,
+}
+
+/// Where a library was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// By the system's loader.
+    System,
+    /// In this folder of those handed over.
+    Folder(String),
+    /// Nowhere.
+    Missing,
+}
+
+/// What was found; its `Display` is one line a library, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// The driver.
+    pub driver: Found,
+    /// NVRTC.
+    pub nvrtc: Found,
+    /// cuBLASLt.
+    pub cublaslt: Found,
+}
+
+impl Library {
+    /// Its name to people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Driver => "the NVIDIA driver (libcuda)",
+            Self::Nvrtc => "NVRTC (libnvrtc)",
+            Self::CublasLt => "cuBLASLt (libcublasLt)",
+        }
+    }
+
+    /// How to get it.
+    #[must_use]
+    pub fn remedy(self) -> &'static str {
+        match self {
+            Self::Driver => "install NVIDIA's driver for this card, 580 or newer",
+            Self::Nvrtc => {
+                "install the CUDA 13 toolkit, or `pip install nvidia-cuda-nvrtc` and name the folder site-packages/nvidia/cu13/lib"
+            }
+            Self::CublasLt => {
+                "install the CUDA 13 toolkit, or `pip install nvidia-cublas` and name the folder site-packages/nvidia/cu13/lib"
+            }
+        }
+    }
+
+    fn files(self) -> &'static [&'static str] {
+        match self {
+            Self::Driver => &[],
+            Self::Nvrtc => &["libnvrtc.so.13", "libnvrtc.so.12"],
+            Self::CublasLt => &["libcublasLt.so.13", "libcublasLt.so.12"],
+        }
+    }
+
+    fn present(self) -> bool {
+        match self {
+            // SAFETY: loads and unloads `libcuda`, whose initialisers have no preconditions; no symbol of it is kept.
+            Self::Driver => unsafe { driver::sys::is_culib_present() },
+            // SAFETY: as above, for `libnvrtc`.
+            Self::Nvrtc => unsafe { nvrtc::sys::is_culib_present() },
+            // SAFETY: as above, for `libcublasLt`.
+            Self::CublasLt => unsafe { cublaslt::sys::is_culib_present() },
+        }
+    }
+
+    fn find(self, folders: &[String]) -> Found {
+        // What was loaded from a folder stays loaded, and would look like the system's the next time.
+        static LOADED: Mutex<Vec<(Library, String)>> = Mutex::new(Vec::new());
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, folder)) = loaded.iter().find(|(library, _)| *library == self) {
+            return Found::Folder(folder.clone());
+        }
+        if self.present() {
+            return Found::System;
+        }
+        for folder in folders {
+            for file in self.files() {
+                // SAFETY: NVRTC's and cuBLASLt's initialisers have no preconditions. That the file is NVIDIA's is upheld by whoever
+                // handed the folder over: the operator's configuration, never a guest's.
+                let Ok(library) = (unsafe { libloading::Library::new(format!("{folder}/{file}")) }) else { continue };
+                // Stays loaded for the life of the process: cudarc's own look-up then finds it by its name.
+                std::mem::forget(library);
+                if self.present() {
+                    loaded.push((self, folder.clone()));
+                    return Found::Folder(folder.clone());
+                }
+            }
+        }
+        Found::Missing
+    }
+}
+
+/// Looks for the three libraries: on the system first, then in `folders` in order. Libraries found in a folder are loaded from there.
+#[must_use]
+pub fn probe(folders: &[String]) -> Probe {
+    Probe { driver: Library::Driver.find(folders), nvrtc: Library::Nvrtc.find(folders), cublaslt: Library::CublasLt.find(folders) }
+}
+
+impl Probe {
+    /// The three, each with where it was found.
+    #[must_use]
+    pub fn libraries(&self) -> [(Library, &Found); 3] {
+        [(Library::Driver, &self.driver), (Library::Nvrtc, &self.nvrtc), (Library::CublasLt, &self.cublaslt)]
+    }
+
+    /// Those that are missing.
+    #[must_use]
+    pub fn missing(&self) -> Vec<Library> {
+        self.libraries().into_iter().filter(|(_, found)| **found == Found::Missing).map(|(library, _)| library).collect()
+    }
+
+    /// What is missing and how to get it, in one sentence a library; none where all is there.
+    #[must_use]
+    pub fn refusal(&self) -> Option<String> {
+        let missing: Vec<String> =
+            self.missing().into_iter().map(|library| format!("{} was not found: {}", library.name(), library.remedy())).collect();
+        (!missing.is_empty()).then(|| missing.join("; "))
+    }
+}
+
+impl fmt::Display for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (library, found) in self.libraries() {
+            match found {
+                Found::System => writeln!(f, "{}: found on the system", library.name())?,
+                Found::Folder(folder) => writeln!(f, "{}: found in {folder}", library.name())?,
+                Found::Missing => writeln!(f, "{}: missing; {}", library.name(), library.remedy())?,
+            }
+        }
+        Ok(())
+    }
+}

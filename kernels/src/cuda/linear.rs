@@ -1,0 +1,220 @@
+//! Products with frozen weights: the pinned algorithm, or the fixed-tile kernel where there is none.
+//!
+//! Never chooses by the number of rows, and never falls back while a pass runs.
+#![expect(unsafe_code, reason = "launches products")]
+
+use super::blas::{Operands, Prepared, logits_pitch};
+use super::device::{CudaBuffer, CudaDevice, CudaWeight};
+use super::driver::Address;
+use super::plan::{Choice, Key, Product, Slices};
+use super::tables::runs;
+use super::{ROW_ALIGN, head};
+use crate::{DeviceError, Layout, Use};
+
+/// Rows for which the heuristic is asked: many, since fused passes are where the time goes.
+const REPRESENTATIVE_ROWS: usize = 4096;
+
+/// Row counts that a pinned algorithm must take before it is pinned: every one up to 4096, then steps to 65,536.
+fn row_counts() -> impl Iterator<Item = usize> {
+    (1..=32).chain([48, 64, 96, 128, 192, 256, 384, 512]).map(|tiles| tiles * ROW_ALIGN)
+}
+
+/// The parameters of gemm.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Gemm {
+    x: Address,
+    weight: Address,
+    bias: Address,
+    out: Address,
+    inner: u32,
+    columns: u32,
+    x_pitch: u32,
+    out_pitch: u32,
+    accumulate: u32,
+    wide_out: u32,
+}
+
+/// The products of a weight with so many outputs.
+fn products(outputs: usize) -> impl Iterator<Item = Product> {
+    let rest = Slices::new(outputs).rest > 0;
+    Product::all().into_iter().filter(move |product| rest || *product != Product::LogitsBackwardRest)
+}
+
+/// Pins an algorithm for every product of a weight of this shape.
+pub(super) fn plan(device: &mut CudaDevice, outputs: usize, inputs: usize) -> Result<(), DeviceError> {
+    for product in products(outputs) {
+        let key = Key { product, outputs, inputs };
+        let choice = match device.plan.get(key) {
+            Some(Choice::Own) => continue,
+            Some(Choice::CublasLt(words)) if takes_every_count(device, key, words)? => continue,
+            Some(Choice::CublasLt(_)) => {
+                return Err(DeviceError::Unsupported(format!(
+                    "cuBLASLt refuses the plan's algorithm for {} {outputs} {inputs}",
+                    product.name()
+                )));
+            }
+            None => choose(device, key)?,
+        };
+        device.plan.set(key, choice);
+    }
+    Ok(())
+}
+
+fn choose(device: &CudaDevice, key: Key) -> Result<Choice, DeviceError> {
+    let rows = match key.product {
+        Product::Logits | Product::LogitsBackward | Product::LogitsBackwardRest => REPRESENTATIVE_ROWS.min(head::chunk_rows(key.outputs)),
+        _ => REPRESENTATIVE_ROWS,
+    };
+    let prepared = Prepared::new(key, rows, device.precision)?;
+    match device.blas.choose(&prepared)? {
+        Some(words) if takes_every_count(device, key, words)? => Ok(Choice::CublasLt(words)),
+        _ => Ok(Choice::Own),
+    }
+}
+
+fn takes_every_count(device: &CudaDevice, key: Key, words: [u64; 8]) -> Result<bool, DeviceError> {
+    for rows in row_counts() {
+        if !device.blas.check(&Prepared::new(key, rows, device.precision)?, words) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// One product with `rows` rows, a multiple of 128. The operands of the products of a slice, or of the rest, are those of the whole.
+///
+/// # Safety
+/// `operands` are live memory of the sizes that `key` and `rows` say, 256-byte aligned; `out` overlaps nothing else.
+pub(super) unsafe fn product(device: &mut CudaDevice, key: Key, rows: usize, mut operands: Operands) -> Result<(), DeviceError> {
+    if key.product == Product::LogitsBackwardRest {
+        let Slices { count, width, .. } = Slices::new(key.outputs);
+        let columns = (count * width * device.precision.bytes()) as u64;
+        operands.weight += columns * key.inputs as u64;
+        operands.x += columns;
+    }
+    let choice = device.plan.get(key).ok_or_else(|| DeviceError::Failed(format!("{key:?} is not planned")))?;
+    let words = match choice {
+        // SAFETY: the caller's.
+        Choice::Own => return unsafe { own_product(device, key, rows, operands) },
+        Choice::CublasLt(words) => words,
+    };
+    if !device.prepared.contains_key(&(key, rows)) {
+        let prepared = Prepared::new(key, rows, device.precision)?;
+        if !device.blas.check(&prepared, words) {
+            return Err(DeviceError::Unsupported(format!("cuBLASLt's pinned algorithm for {key:?} refuses {rows} rows")));
+        }
+        device.prepared.insert((key, rows), prepared);
+    }
+    device.gpu.bind()?;
+    // SAFETY: the caller's, and the algorithm was checked for just this product.
+    unsafe { device.blas.run(&device.prepared[&(key, rows)], words, operands) }
+}
+
+/// The same by the fixed-tile kernel, slice by slice where there are several.
+///
+/// # Safety
+/// As `product`.
+unsafe fn own_product(device: &CudaDevice, key: Key, rows: usize, operands: Operands) -> Result<(), DeviceError> {
+    let slices = Slices::new(key.outputs);
+    let (inputs, outputs, pitch) = (key.inputs, key.outputs, logits_pitch(key.outputs));
+    let (kernel, count, inner, columns, x_pitch, out_pitch) = match key.product {
+        Product::Linear | Product::LinearBias => ("gemm", 1, inputs, outputs, inputs, outputs),
+        Product::Logits => ("gemm", 1, inputs, outputs, inputs, pitch),
+        Product::LinearBackward => ("gemm_transposed", 1, outputs, inputs, outputs, inputs),
+        Product::LogitsBackward => ("gemm_transposed", slices.count, slices.width, inputs, pitch, inputs),
+        Product::LogitsBackwardRest => ("gemm_transposed", 1, slices.rest, inputs, pitch, inputs),
+    };
+    let wide_out = matches!(key.product, Product::Logits | Product::LogitsBackward | Product::LogitsBackwardRest);
+    let bytes = device.precision.bytes();
+    device.gpu.bind()?;
+    for slice in 0..count {
+        let arguments = Gemm {
+            x: operands.x + (slice * inner * bytes) as u64,
+            weight: operands.weight + (slice * inner * columns * bytes) as u64,
+            bias: if key.product == Product::LinearBias { operands.bias } else { 0 },
+            out: operands.out + (slice * rows * columns * 4) as u64,
+            inner: inner as u32,
+            columns: columns as u32,
+            x_pitch: x_pitch as u32,
+            out_pitch: out_pitch as u32,
+            accumulate: u32::from(operands.accumulate),
+            wide_out: u32::from(wide_out),
+        };
+        // SAFETY: `Gemm` is gemm.cu's struct; blocks cover rows / 64 x columns / 64, and the kernel guards the last columns. The rest is the
+        // caller's.
+        unsafe { device.gpu.launch(device.kernels.get(kernel), [rows / 64, columns.div_ceil(64), 1], 128, 0, &arguments) }?;
+    }
+    Ok(())
+}
+
+/// A product over the rows of a layout: its runs of tiles, one call each.
+///
+/// # Safety
+/// As `product`, for buffers of `layout.rows()` rows.
+unsafe fn over_rows(
+    device: &mut CudaDevice,
+    layout: &Layout,
+    key: Key,
+    widths: (usize, usize),
+    operands: Operands,
+) -> Result<(), DeviceError> {
+    let bytes = device.precision.bytes();
+    for run in runs(layout) {
+        let operands = Operands {
+            x: operands.x + (run.start * widths.0 * bytes) as u64,
+            out: operands.out + (run.start * widths.1 * bytes) as u64,
+            ..operands
+        };
+        // SAFETY: the run lies inside the layout; its start is a multiple of 128 rows, so addresses stay 256-byte aligned.
+        unsafe { product(device, key, run.len(), operands) }?;
+    }
+    Ok(())
+}
+
+pub(super) fn linear(
+    device: &mut CudaDevice,
+    layout: &Layout,
+    x: &CudaBuffer,
+    weight: &CudaWeight,
+    bias: Option<&CudaWeight>,
+    out: &mut CudaBuffer,
+) -> Result<(), DeviceError> {
+    let (outputs, inputs) = weight.shape;
+    assert!(x.len == layout.rows() * inputs && out.len == layout.rows() * outputs, "x or out is not of the weight's width");
+    if let Some(bias) = bias {
+        assert!(bias.shape == (1, outputs), "a bias of shape {:?} on {outputs} outputs", bias.shape);
+    }
+    let operands = Operands {
+        weight: weight.block.address(),
+        x: device.read("x", x, Use::Activation),
+        bias: bias.map_or(0, |bias| bias.block.address()),
+        out: device.read("out", out, Use::Activation),
+        accumulate: false,
+    };
+    let product = if bias.is_some() { Product::LinearBias } else { Product::Linear };
+    // SAFETY: the sizes were checked above; blocks are 256-byte aligned; `out` is the only unique reference.
+    unsafe { over_rows(device, layout, Key { product, outputs, inputs }, (inputs, outputs), operands) }
+}
+
+pub(super) fn linear_backward(
+    device: &mut CudaDevice,
+    layout: &Layout,
+    dy: &CudaBuffer,
+    weight: &CudaWeight,
+    dx: &mut CudaBuffer,
+    accumulate: bool,
+) -> Result<(), DeviceError> {
+    let (outputs, inputs) = weight.shape;
+    assert!(dy.len == layout.rows() * outputs && dx.len == layout.rows() * inputs, "dy or dx is not of the weight's width");
+    let operands = Operands {
+        weight: weight.block.address(),
+        x: device.read("dy", dy, Use::Activation),
+        bias: 0,
+        out: device.read("dx", dx, Use::Activation),
+        accumulate,
+    };
+    let key = Key { product: Product::LinearBackward, outputs, inputs };
+    // SAFETY: as in `linear`; `dx` is the only unique reference.
+    unsafe { over_rows(device, layout, key, (outputs, inputs), operands) }
+}

@@ -1,0 +1,53 @@
+//! The CUDA device: the operations of the engine on an NVIDIA card, each row's bits independent of the rows beside it.
+//!
+//! Never reads the environment or opens a file: folders of libraries, a cache of kernels and a plan are handed over. Never lets a library
+//! choose an algorithm while a pass runs.
+
+mod adamw;
+mod attention;
+mod blas;
+mod compile;
+mod contract;
+mod device;
+mod driver;
+mod gate;
+mod head;
+mod library;
+mod linear;
+mod lora;
+mod memory;
+mod plan;
+mod programs;
+mod rows;
+mod support;
+mod tables;
+
+pub use compile::Cache;
+pub use device::{CudaBuffer, CudaDevice, CudaOptions, CudaWeight};
+pub use gate::{GateReport, ProductCheck};
+pub use library::{Found, Library, Probe, probe};
+pub use plan::{Choice, Key, Plan, PlanError, Product};
+pub use programs::compile_everything;
+
+/// Rows of a tile; every sequence starts at a multiple of it.
+const ROW_ALIGN: usize = 128;
+
+/// The type of activations, their gradients and of weight matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// float32, without tensor-float shortcuts.
+    F32,
+    /// bfloat16, added up in float32. Norms, softmax, losses, adapters, their gradients and moments stay float32.
+    Bf16,
+}
+
+impl Precision {
+    /// Bytes of an activation.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}

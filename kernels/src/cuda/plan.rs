@@ -1,0 +1,248 @@
+//! The plan: the pinned algorithm of every base product on this device, as a text that can be kept, compared and digested.
+//!
+//! Never chooses: it records.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::str::FromStr;
+
+use sha2::{Digest, Sha256};
+
+use super::compile::hex;
+
+/// A base product. Weights are outputs x inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Product {
+    /// rows x inputs -> rows x outputs.
+    Linear,
+    /// The same, plus a bias.
+    LinearBias,
+    /// rows x outputs -> rows x inputs; also added to what is there.
+    LinearBackward,
+    /// rows x inputs -> rows x outputs in float32, rows a multiple of 8 elements apart: the head.
+    Logits,
+    /// Its backward, one slice of the vocabulary by itself: rows a multiple of 8 elements apart -> slices x rows x inputs in float32.
+    LogitsBackward,
+    /// What of the vocabulary the slices leave: -> rows x inputs in float32.
+    LogitsBackwardRest,
+}
+
+const NAMES: [(Product, &str); 6] = [
+    (Product::Linear, "linear"),
+    (Product::LinearBias, "linear-bias"),
+    (Product::LinearBackward, "linear-backward"),
+    (Product::Logits, "logits"),
+    (Product::LogitsBackward, "logits-backward"),
+    (Product::LogitsBackwardRest, "logits-backward-rest"),
+];
+
+impl Product {
+    /// All of them.
+    #[must_use]
+    pub fn all() -> [Self; 6] {
+        NAMES.map(|(product, _)| product)
+    }
+
+    /// Its name in a plan.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        NAMES.iter().find(|(product, _)| *product == self).map_or("", |(_, name)| name)
+    }
+}
+
+/// What an algorithm is pinned for. The number of rows is no part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// The product.
+    pub product: Product,
+    /// Rows of the weight.
+    pub outputs: usize,
+    /// Columns of the weight.
+    pub inputs: usize,
+}
+
+/// How the gradient of a head adds up over the vocabulary: in slices of one width, then the rest, in that order. A function of the
+/// vocabulary alone. One slice's product is long enough to be quick, and there are enough of them to fill a card with few rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slices {
+    pub(super) count: usize,
+    /// Columns of a slice; a multiple of 8 where there are several, so that a slice begins at a multiple of 16 bytes.
+    pub(super) width: usize,
+    pub(super) rest: usize,
+}
+
+impl Slices {
+    pub(super) fn new(vocabulary: usize) -> Self {
+        // Of about 8192 columns; best a number of slices that leaves no rest.
+        let near = vocabulary / 8192;
+        if near <= 1 {
+            return Self { count: 1, width: vocabulary, rest: 0 };
+        }
+        let count = (near..2 * near).chain((near / 2..near).rev()).find(|count| vocabulary.is_multiple_of(8 * count)).unwrap_or(near);
+        let width = vocabulary / count / 8 * 8;
+        Self { count, width, rest: vocabulary - count * width }
+    }
+
+    /// Partial results of a row.
+    pub(super) fn parts(self) -> usize {
+        self.count + usize::from(self.rest > 0)
+    }
+}
+
+/// The algorithm pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// cuBLASLt's, as its opaque words (valid for one version of the library).
+    CublasLt([u64; 8]),
+    /// The fixed-tile kernel of this crate.
+    Own,
+}
+
+/// Pinned algorithms, and what they are valid for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Names and values: library version, card, precision. Another header means another plan.
+    pub header: Vec<(String, String)>,
+    choices: BTreeMap<Key, Choice>,
+}
+
+/// A text is no plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line} of the plan: {what}")]
+pub struct PlanError {
+    line: usize,
+    what: &'static str,
+}
+
+impl Plan {
+    /// A plan without choices.
+    #[must_use]
+    pub fn new(header: Vec<(String, String)>) -> Self {
+        Self { header, choices: BTreeMap::new() }
+    }
+
+    /// What is pinned for a product.
+    #[must_use]
+    pub fn get(&self, key: Key) -> Option<Choice> {
+        self.choices.get(&key).copied()
+    }
+
+    /// Pins.
+    pub fn set(&mut self, key: Key, choice: Choice) {
+        self.choices.insert(key, choice);
+    }
+
+    /// Every product with its algorithm, in order.
+    pub fn choices(&self) -> impl Iterator<Item = (Key, Choice)> + '_ {
+        self.choices.iter().map(|(key, choice)| (*key, *choice))
+    }
+
+    /// SHA-256 of the text, in hexadecimal digits.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        hex(&Sha256::digest(self.to_string()))
+    }
+}
+
+impl std::fmt::Display for Plan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "nodus-cuda-plan 1")?;
+        for (name, value) in &self.header {
+            writeln!(f, "{name}: {value}")?;
+        }
+        for (key, choice) in &self.choices {
+            let choice = match choice {
+                Choice::Own => "own".to_owned(),
+                Choice::CublasLt(words) => words.iter().fold("cublaslt".to_owned(), |mut text, word| {
+                    // Writing to a string does not fail.
+                    let _ = write!(text, " {word:016x}");
+                    text
+                }),
+            };
+            writeln!(f, "{} {} {} {choice}", key.product.name(), key.outputs, key.inputs)?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Plan {
+    type Err = PlanError;
+
+    fn from_str(text: &str) -> Result<Self, PlanError> {
+        let mut plan = Self::new(Vec::new());
+        if text.is_empty() {
+            return Err(PlanError { line: 1, what: "nothing is there" });
+        }
+        for (index, line) in text.lines().enumerate() {
+            let fault = |what| PlanError { line: index + 1, what };
+            if index == 0 {
+                if line != "nodus-cuda-plan 1" {
+                    return Err(fault("not the first line of a plan that this version knows"));
+                }
+            } else if let Some((name, value)) = line.split_once(": ") {
+                plan.header.push((name.to_owned(), value.to_owned()));
+            } else {
+                let mut words = line.split(' ');
+                let mut word = || words.next().ok_or_else(|| fault("too few words"));
+                let name = word()?;
+                let product = NAMES.iter().find(|(_, known)| *known == name).ok_or_else(|| fault("an unknown product"))?.0;
+                let size = |word: &str| word.parse().map_err(|_| fault("a size is a number"));
+                let key = Key { product, outputs: size(word()?)?, inputs: size(word()?)? };
+                let choice = match word()? {
+                    "own" => Choice::Own,
+                    "cublaslt" => {
+                        let mut algorithm = [0; 8];
+                        for part in &mut algorithm {
+                            *part = u64::from_str_radix(word()?, 16).map_err(|_| fault("an algorithm is eight hexadecimal words"))?;
+                        }
+                        Choice::CublasLt(algorithm)
+                    }
+                    _ => return Err(fault("an unknown kind of algorithm")),
+                };
+                if words.next().is_some() {
+                    return Err(fault("too many words"));
+                }
+                plan.set(key, choice);
+            }
+        }
+        Ok(plan)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Choice, Key, Plan, Product, Slices};
+
+    #[test]
+    fn slices_cover_the_vocabulary() {
+        for vocabulary in [1, 3, 8, 9, 1003, 32_000, 49_152, 50_257, 128_256, 151_936, 152_064] {
+            let Slices { count, width, rest } = Slices::new(vocabulary);
+            assert_eq!(count * width + rest, vocabulary);
+            assert!(width > 0 && (count == 1 || width % 8 == 0) && rest <= 8 * count, "{vocabulary}: {count} x {width} + {rest}");
+        }
+        assert_eq!(Slices::new(151_936), Slices { count: 16, width: 9496, rest: 0 });
+    }
+
+    #[test]
+    fn a_plan_survives_its_text() {
+        let mut plan = Plan::new(vec![("gpu".to_owned(), "NVIDIA: H200".to_owned())]);
+        plan.set(Key { product: Product::Logits, outputs: 7, inputs: 5 }, Choice::CublasLt([1, 2, 3, 4, 5, 6, 7, u64::MAX]));
+        plan.set(Key { product: Product::Linear, outputs: 7, inputs: 5 }, Choice::Own);
+        let text = plan.to_string();
+        assert_eq!(text.parse(), Ok(plan.clone()));
+        let digest = plan.digest();
+        plan.set(Key { product: Product::Linear, outputs: 7, inputs: 5 }, Choice::CublasLt([0; 8]));
+        assert_ne!(plan.digest(), digest);
+    }
+
+    #[test]
+    fn a_broken_plan_is_refused_with_its_line() {
+        let refused = |text: &str| text.parse::<Plan>().unwrap_err().to_string();
+        assert!(refused("").contains("nothing"));
+        assert!(refused("something").starts_with("line 1 "));
+        assert!(refused("nodus-cuda-plan 1\nlinear 3 x own").contains("line 2 of the plan: a size"));
+        assert!(refused("nodus-cuda-plan 1\nlinear 3 4 cublaslt 1 2").contains("too few words"));
+        assert!(refused("nodus-cuda-plan 1\nlinear 3 4 own own").contains("too many"));
+        assert!(refused("nodus-cuda-plan 1\nlinaer 3 4 own").contains("unknown product"));
+    }
+}

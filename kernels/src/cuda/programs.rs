@@ -1,0 +1,236 @@
+//! The kernel sources, embedded, and which kernels are in each.
+//!
+//! Never compiles anything.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+use super::compile::{Compiler, hex};
+use super::driver::{Gpu, Kernel, Module};
+use super::library::{Library, probe};
+use super::{Found, Precision};
+use crate::DeviceError;
+
+/// A source file.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub(crate) name: &'static str,
+    pub(crate) source: &'static str,
+    kernels: &'static [&'static str],
+}
+
+/// What sources include.
+pub(crate) const HEADERS: [(&str, &str); 5] = [
+    ("common.cuh", include_str!("../../cu/common.cuh")),
+    ("tile.cuh", include_str!("../../cu/tile.cuh")),
+    ("philox.cuh", include_str!("../../cu/philox.cuh")),
+    ("attention.cuh", include_str!("../../cu/attention.cuh")),
+    ("lora.cuh", include_str!("../../cu/lora.cuh")),
+];
+
+macro_rules! program {
+    ($name:literal: $($kernel:literal),+) => {
+        Program { name: $name, source: include_str!(concat!("../../cu/", $name)), kernels: &[$($kernel),+] }
+    };
+}
+
+/// Compiled once for a precision.
+const PROGRAMS: [Program; 11] = [
+    program!("adamw.cu": "adamw_squares", "adamw_norms", "adamw_update"),
+    program!("embed.cu": "embed"),
+    program!("gemm.cu": "gemm", "gemm_transposed"),
+    program!("head_loss.cu": "head_loss", "head_gradient"),
+    program!("lora.cu": "lora_shrink", "lora_expand"),
+    program!("lora_backward.cu": "lora_backward_shrink", "lora_backward_expand", "lora_gradient_a", "lora_gradient_b"),
+    program!("rms_norm.cu": "rms_norm_warp", "rms_norm_block", "rms_norm_backward_warp", "rms_norm_backward_block"),
+    program!("rope.cu": "rope"),
+    program!("rows.cu": "add", "gather", "scatter_add", "add_state", "gather_state", "scatter_add_state"),
+    program!("swiglu.cu": "swiglu", "swiglu_backward"),
+    program!("support.cu": "fill_uniform", "fill_uniform_state", "fill_word", "count_unequal", "busy"),
+];
+
+/// Compiled for each size of head that is asked for.
+const ATTENTION: [Program; 2] = [
+    program!("attention.cu": "attention"),
+    program!("attention_backward.cu": "attention_delta", "attention_dq", "attention_dkv", "attention_dkv_sum"),
+];
+
+/// The widest head.
+pub(crate) const HEAD_DIM_MAX: usize = 256;
+
+/// Tiles of attention for a size of head: rows of queries and of keys. Bounded by the shared memory of the smallest card (99 KiB a block).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiling {
+    pub(crate) tile: usize,
+    /// Dynamic shared memory of the forward kernel and of both backward kernels.
+    pub(crate) forward_bytes: u32,
+    pub(crate) backward_bytes: u32,
+}
+
+impl Tiling {
+    pub(crate) fn new(head_dim: usize, precision: Precision) -> Self {
+        let wide = head_dim.next_multiple_of(16);
+        let tile = match precision {
+            Precision::Bf16 => {
+                if wide <= 128 {
+                    64
+                } else {
+                    32
+                }
+            }
+            Precision::F32 => {
+                if wide <= 128 {
+                    32
+                } else {
+                    16
+                }
+            }
+        };
+        // As attention.cuh lays them out; PAD is 16 bytes.
+        let pad = 16 / precision.bytes();
+        let bytes = |tiles: usize| ((tiles * tile * (wide + pad) + tile * (tile + pad)) * precision.bytes()) as u32;
+        Self { tile, forward_bytes: bytes(3), backward_bytes: bytes(4) }
+    }
+
+    fn defines(self, head_dim: usize) -> [String; 2] {
+        [format!("HEAD_DIM={head_dim}"), format!("TILE={}", self.tile)]
+    }
+}
+
+fn precision_define(precision: Precision) -> String {
+    format!("NODUS_BF16={}", u8::from(precision == Precision::Bf16))
+}
+
+/// Digest of every source and of how it is compiled; part of the device class.
+pub(crate) fn digest() -> String {
+    let mut hash = Sha256::new();
+    for (name, source) in HEADERS.into_iter().chain(PROGRAMS.iter().chain(&ATTENTION).map(|program| (program.name, program.source))) {
+        hash.update((name.len() as u64).to_le_bytes());
+        hash.update(name);
+        hash.update((source.len() as u64).to_le_bytes());
+        hash.update(source);
+    }
+    hex(&hash.finalize())
+}
+
+/// The kernels of a device.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    gpu: Arc<Gpu>,
+    pub(crate) compiler: Compiler,
+    precision: Precision,
+    by_name: HashMap<&'static str, Kernel>,
+    attention: HashMap<usize, HashMap<&'static str, Kernel>>,
+    /// Keeps the kernels loaded.
+    modules: Vec<Module>,
+}
+
+impl Kernels {
+    pub(crate) fn new(gpu: &Arc<Gpu>, compiler: Compiler, precision: Precision) -> Result<Self, DeviceError> {
+        let mut kernels =
+            Self { gpu: Arc::clone(gpu), compiler, precision, by_name: HashMap::new(), attention: HashMap::new(), modules: Vec::new() };
+        for program in &PROGRAMS {
+            let loaded = kernels.load(program, &[precision_define(precision)], 0)?;
+            kernels.by_name.extend(loaded);
+        }
+        Ok(kernels)
+    }
+
+    fn load(&mut self, program: &Program, defines: &[String], shared: u32) -> Result<Vec<(&'static str, Kernel)>, DeviceError> {
+        let module = Module::load(&self.gpu, &self.compiler.cubin(program, defines)?)?;
+        let kernels = program.kernels.iter().map(|name| Ok((*name, module.kernel(name, shared)?))).collect::<Result<_, DeviceError>>()?;
+        self.modules.push(module);
+        Ok(kernels)
+    }
+
+    /// A kernel by its name.
+    pub(crate) fn get(&self, name: &'static str) -> Kernel {
+        self.by_name[name]
+    }
+
+    /// Makes the attention kernels of a size of head ready. First use compiles them.
+    pub(crate) fn prepare_attention(&mut self, head_dim: usize) -> Result<Tiling, DeviceError> {
+        if head_dim == 0 || head_dim > HEAD_DIM_MAX {
+            return Err(DeviceError::Unsupported(format!("heads {head_dim} wide; 1 to {HEAD_DIM_MAX} are supported")));
+        }
+        let tiling = Tiling::new(head_dim, self.precision);
+        if !self.attention.contains_key(&head_dim) {
+            let mut defines = vec![precision_define(self.precision)];
+            defines.extend(tiling.defines(head_dim));
+            let [forward, backward] = &ATTENTION;
+            let mut loaded: HashMap<_, _> = self.load(forward, &defines, tiling.forward_bytes)?.into_iter().collect();
+            loaded.extend(self.load(backward, &defines, tiling.backward_bytes)?);
+            self.attention.insert(head_dim, loaded);
+        }
+        Ok(tiling)
+    }
+
+    /// An attention kernel of a size of head that was made ready.
+    pub(crate) fn attention(&self, head_dim: usize, name: &'static str) -> Kernel {
+        self.attention[&head_dim][name]
+    }
+}
+
+/// Compiles every kernel for an architecture (as "sm_90a"), in both precisions and for heads 80 and 256 wide, without a card.
+/// Returns what was compiled and its bytes of machine code. This is the check that continuous integration can make.
+///
+/// # Errors
+/// Where NVRTC is missing or refuses a source, with its log.
+pub fn compile_everything(architecture: &str, folders: &[String]) -> Result<Vec<(String, usize)>, DeviceError> {
+    if probe(folders).nvrtc == Found::Missing {
+        return Err(DeviceError::Unsupported(format!("{} was not found: {}", Library::Nvrtc.name(), Library::Nvrtc.remedy())));
+    }
+    let compiler = Compiler::new(architecture.to_owned(), None)?;
+    let mut compiled = Vec::new();
+    for precision in [Precision::F32, Precision::Bf16] {
+        let define = precision_define(precision);
+        for program in &PROGRAMS {
+            compiled.push((format!("{} {define}", program.name), compiler.cubin(program, std::slice::from_ref(&define))?.len()));
+        }
+        for head_dim in [80, 256] {
+            let mut defines = vec![define.clone()];
+            defines.extend(Tiling::new(head_dim, precision).defines(head_dim));
+            for program in &ATTENTION {
+                compiled.push((format!("{} {}", program.name, defines.join(" ")), compiler.cubin(program, &defines)?.len()));
+            }
+        }
+    }
+    Ok(compiled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ATTENTION, HEAD_DIM_MAX, HEADERS, PROGRAMS, Precision, Tiling};
+
+    #[test]
+    fn every_source_names_its_kernels_and_has_a_box() {
+        for program in PROGRAMS.iter().chain(&ATTENTION) {
+            let declared = program.source.matches("KERNEL ").count();
+            assert_eq!(declared, program.kernels.len(), "{}", program.name);
+            for kernel in program.kernels {
+                assert!(program.source.contains(&format!(" {kernel}(")), "{} has no {kernel}", program.name);
+            }
+            assert!(program.source.starts_with("// "), "{} begins with its box", program.name);
+        }
+        for (name, source) in HEADERS {
+            assert!(source.lines().nth(1).is_some_and(|line| line.starts_with("// ")), "{name} says what it must never do");
+        }
+        let all = PROGRAMS.iter().chain(&ATTENTION).map(|program| program.source).chain(HEADERS.iter().map(|(_, source)| *source));
+        for line in all.flat_map(str::lines).filter(|line| line.starts_with("#include")) {
+            assert!(HEADERS.iter().any(|(name, _)| line == format!("#include \"{name}\"")), "{line}: no header but our own");
+        }
+    }
+
+    #[test]
+    fn attention_fits_the_shared_memory_of_every_card() {
+        for precision in [Precision::F32, Precision::Bf16] {
+            for head_dim in 1..=HEAD_DIM_MAX {
+                let tiling = Tiling::new(head_dim, precision);
+                // Three static tables of the backward kernel are 12 bytes a row.
+                assert!(tiling.backward_bytes as usize + 12 * tiling.tile <= 99 << 10, "{head_dim} {precision:?}");
+            }
+        }
+    }
+}

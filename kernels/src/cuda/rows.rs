@@ -1,0 +1,313 @@
+//! Operations of single rows: embedding, norms, rotation, SwiGLU, additions, gathering.
+//!
+//! Never lets a thread look at two rows.
+#![expect(unsafe_code, reason = "launches kernels")]
+
+use super::device::{CudaBuffer, CudaDevice, CudaWeight, Element};
+use super::driver::Address;
+use crate::{DeviceError, Layout, Use};
+
+/// Width of a buffer over a layout that has rows.
+fn width(what: &str, buffer: &CudaBuffer, layout: &Layout) -> usize {
+    let width = buffer.len.checked_div(layout.rows()).unwrap_or_default();
+    assert!(width * layout.rows() == buffer.len, "{what} has {} elements, no multiple of {} rows", buffer.len, layout.rows());
+    width
+}
+
+/// Threads of a block and blocks of a row, for kernels that split a row's columns.
+fn columns(width: usize) -> (u32, usize) {
+    let work = if width.is_multiple_of(8) { width / 8 } else { width };
+    let threads = work.next_multiple_of(32).clamp(32, 256);
+    (threads as u32, work.div_ceil(threads))
+}
+
+fn check_index(what: &str, layout: &Layout, index: &[u32], bound: usize) {
+    assert!(index.len() == layout.rows(), "{what} has {} entries for {} rows", index.len(), layout.rows());
+    let live = layout.positions().iter().zip(index).filter(|(position, _)| **position != u32::MAX);
+    assert!(live.map(|(_, index)| *index as usize).all(|index| index < bound), "{what} holds a number not below {bound}");
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Embed {
+    table: Address,
+    out: Address,
+    tokens: Address,
+    positions: Address,
+    width: u32,
+}
+
+pub(super) fn embed(
+    device: &mut CudaDevice,
+    layout: &Layout,
+    tokens: &[u32],
+    table: &CudaWeight,
+    out: &mut CudaBuffer,
+) -> Result<(), DeviceError> {
+    let (vocabulary, columns) = table.shape;
+    assert!(out.len == layout.rows() * columns, "out is not of the table's width");
+    check_index("tokens", layout, tokens, vocabulary);
+    let tables = device.tables(layout)?;
+    let arguments = Embed {
+        table: table.block.address(),
+        out: device.read("out", out, Use::Activation),
+        tokens: device.staging.table(tokens)?,
+        positions: tables.positions,
+        width: columns as u32,
+    };
+    // SAFETY: `Embed` is embed.cu's struct; one block a row; tokens and sizes were checked; out is the only buffer written.
+    unsafe { device.gpu.launch(device.kernels.get("embed"), [layout.rows(), 1, 1], 128, 0, &arguments) }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RmsNorm {
+    x: Address,
+    dy: Address,
+    weight: Address,
+    out: Address,
+    positions: Address,
+    items: u32,
+    groups: u32,
+    width: u32,
+    eps: f32,
+    accumulate: u32,
+}
+
+impl RmsNorm {
+    fn launch(device: &mut CudaDevice, layout: &Layout, mut arguments: Self, kernels: [&'static str; 2]) -> Result<(), DeviceError> {
+        arguments.positions = device.tables(layout)?.positions;
+        // As rms_norm.cu: a warp up to 512 wide, else the block.
+        let (kernel, teams) = if arguments.width <= 512 { (kernels[0], 8) } else { (kernels[1], 1) };
+        let blocks = (arguments.items as usize).div_ceil(teams);
+        // SAFETY: `RmsNorm` is rms_norm.cu's struct; a team an item, guarded by `items`; sizes were checked by the callers, whose output is the
+        // only buffer written.
+        unsafe { device.gpu.launch(device.kernels.get(kernel), [blocks, 1, 1], 256, 0, &arguments) }
+    }
+}
+
+pub(super) fn rms_norm(
+    device: &mut CudaDevice,
+    layout: &Layout,
+    groups: usize,
+    x: &CudaBuffer,
+    weight: &CudaWeight,
+    eps: f32,
+    out: &mut CudaBuffer,
+) -> Result<(), DeviceError> {
+    let width = width("x", x, layout) / groups;
+    assert!(layout.rows() * groups * width == x.len && out.len == x.len, "x or out does not fall into {groups} groups");
+    if x.len == 0 {
+        return Ok(());
+    }
+    let arguments = RmsNorm {
+        x: device.read("x", x, Use::Activation),
+        dy: 0,
+        weight: weight.vector(width),
+        out: device.read("out", out, Use::Activation),
+        positions: 0,
+        items: (layout.rows() * groups) as u32,
+        groups: groups as u32,
+        width: width as u32,
+        eps,
+        accumulate: 0,
+    };
+    RmsNorm::launch(device, layout, arguments, ["rms_norm_warp", "rms_norm_block"])
+}
+
+#[expect(clippy::too_many_arguments, reason = "one argument an operand")]
+pub(super) fn rms_norm_backward(
+    device: &mut CudaDevice,
+    layout: &Layout,
+    groups: usize,
+    dy: &CudaBuffer,
+    x: &CudaBuffer,
+    weight: &CudaWeight,
+    eps: f32,
+    dx: &mut CudaBuffer,
+    accumulate: bool,
+) -> Result<(), DeviceError> {
+    let width = width("x", x, layout) / groups;
+    assert!(
+        layout.rows() * groups * width == x.len && dy.len == x.len && dx.len == x.len,
+        "x, dy or dx does not fall into {groups} groups"
+    );
+    if x.len == 0 {
+        return Ok(());
+    }
+    let arguments = RmsNorm {
+        x: device.read("x", x, Use::Activation),
+        dy: device.read("dy", dy, Use::Activation),
+        weight: weight.vector(width),
+        out: device.read("dx", dx, Use::Activation),
+        positions: 0,
+        items: (layout.rows() * groups) as u32,
+        groups: groups as u32,
+        width: width as u32,
+        eps,
+        accumulate: u32::from(accumulate),
+    };
+    RmsNorm::launch(device, layout, arguments, ["rms_norm_backward_warp", "rms_norm_backward_block"])
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Rope {
+    x: Address,
+    table: Address,
+    positions: Address,
+    heads: u32,
+    half: u32,
+    sign: f32,
+}
+
+pub(super) fn rope(
+    device: &mut CudaDevice,
+    layout: &Layout,
+    heads: usize,
+    head_dim: usize,
+    table: &CudaBuffer,
+    x: &mut CudaBuffer,
+    inverse: bool,
+) -> Result<(), DeviceError> {
+    assert!(head_dim.is_multiple_of(2) && x.len == layout.rows() * heads * head_dim, "x is not {heads} heads {head_dim} wide");
+    let last = layout.positions().iter().filter(|position| **position != u32::MAX).max();
+    assert!(last.is_none_or(|last| (*last as usize + 1) * head_dim <= table.len), "the table ends before position {last:?}");
+    let tables = device.tables(layout)?;
+    let arguments = Rope {
+        x: device.read("x", x, Use::Activation),
+        table: device.read("table", table, Use::State),
+        positions: tables.positions,
+        heads: heads as u32,
+        half: (head_dim / 2) as u32,
+        sign: if inverse { -1.0 } else { 1.0 },
+    };
+    // SAFETY: `Rope` is rope.cu's struct; one block a row; sizes and positions were checked; x is the only buffer written.
+    unsafe { device.gpu.launch(device.kernels.get("rope"), [layout.rows(), 1, 1], 256, 0, &arguments) }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Swiglu {
+    dy: Address,
+    gate: Address,
+    up: Address,
+    out: Address,
+    dgate: Address,
+    dup: Address,
+    positions: Address,
+    width: u32,
+}
+
+pub(super) fn swiglu(
+    device: &mut CudaDevice,
+    layout: &Layout,
+    gate: &CudaBuffer,
+    up: &CudaBuffer,
+    out: &mut CudaBuffer,
+) -> Result<(), DeviceError> {
+    let width = width("gate", gate, layout);
+    assert!(up.len == gate.len && out.len == gate.len, "gate, up and out are not of one size");
+    let arguments = Swiglu {
+        dy: 0,
+        gate: device.read("gate", gate, Use::Activation),
+        up: device.read("up", up, Use::Activation),
+        out: device.read("out", out, Use::Activation),
+        dgate: 0,
+        dup: 0,
+        positions: device.tables(layout)?.positions,
+        width: width as u32,
+    };
+    let (threads, parts) = columns(width);
+    // SAFETY: `Swiglu` is swiglu.cu's struct; blocks cover rows x columns; sizes were checked; out is the only buffer written.
+    unsafe { device.gpu.launch(device.kernels.get("swiglu"), [layout.rows(), parts, 1], threads, 0, &arguments) }
+}
+
+pub(super) fn swiglu_backward(
+    device: &mut CudaDevice,
+    layout: &Layout,
+    dy: &CudaBuffer,
+    gate: &CudaBuffer,
+    up: &CudaBuffer,
+    dgate: &mut CudaBuffer,
+    dup: &mut CudaBuffer,
+) -> Result<(), DeviceError> {
+    let width = width("gate", gate, layout);
+    assert!([dy.len, up.len, dgate.len, dup.len] == [gate.len; 4], "dy, gate, up, dgate and dup are not of one size");
+    let arguments = Swiglu {
+        dy: device.read("dy", dy, Use::Activation),
+        gate: device.read("gate", gate, Use::Activation),
+        up: device.read("up", up, Use::Activation),
+        out: 0,
+        dgate: device.read("dgate", dgate, Use::Activation),
+        dup: device.read("dup", dup, Use::Activation),
+        positions: device.tables(layout)?.positions,
+        width: width as u32,
+    };
+    let (threads, parts) = columns(width);
+    // SAFETY: as `swiglu`; dgate and dup are the only buffers written.
+    unsafe { device.gpu.launch(device.kernels.get("swiglu_backward"), [layout.rows(), parts, 1], threads, 0, &arguments) }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Rows {
+    x: Address,
+    y: Address,
+    index: Address,
+    positions: Address,
+    width: u32,
+}
+
+/// Launches one of rows.cu's kernels, for activations or for float32 as the buffers are. Callers have checked sizes and indices.
+fn move_rows(
+    device: &mut CudaDevice,
+    layout: &Layout,
+    index: Option<&[u32]>,
+    width: usize,
+    x: &CudaBuffer,
+    y: &mut CudaBuffer,
+    kernels: [&'static str; 2],
+) -> Result<(), DeviceError> {
+    assert!(x.element == y.element, "x and y are not of one type");
+    let kernel = if x.element == device.element(Use::Activation) { kernels[0] } else { kernels[1] };
+    debug_assert!(x.element == Element::F32 || kernel == kernels[0], "bf16 is the activations' type");
+    let index = index.map(|index| device.staging.table(index)).transpose()?.unwrap_or(0);
+    let positions = device.tables(layout)?.positions;
+    let arguments = Rows { x: x.address(), y: y.address(), index, positions, width: width as u32 };
+    let (threads, parts) = columns(width);
+    // SAFETY: `Rows` is rows.cu's struct; blocks cover rows x columns; the callers checked sizes and indices; y is the only buffer written.
+    unsafe { device.gpu.launch(device.kernels.get(kernel), [layout.rows(), parts, 1], threads, 0, &arguments) }
+}
+
+pub(super) fn add(device: &mut CudaDevice, layout: &Layout, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<(), DeviceError> {
+    let width = width("x", x, layout);
+    assert!(y.len == x.len, "x and y are not of one size");
+    move_rows(device, layout, None, width, x, y, ["add", "add_state"])
+}
+
+pub(super) fn gather(
+    device: &mut CudaDevice,
+    layout: &Layout,
+    index: &[u32],
+    width: usize,
+    x: &CudaBuffer,
+    out: &mut CudaBuffer,
+) -> Result<(), DeviceError> {
+    assert!(out.len == layout.rows() * width, "out is not {width} wide");
+    check_index("index", layout, index, x.len.checked_div(width).unwrap_or(0));
+    move_rows(device, layout, Some(index), width, x, out, ["gather", "gather_state"])
+}
+
+pub(super) fn scatter_add(
+    device: &mut CudaDevice,
+    layout: &Layout,
+    index: &[u32],
+    width: usize,
+    x: &CudaBuffer,
+    y: &mut CudaBuffer,
+) -> Result<(), DeviceError> {
+    assert!(x.len == layout.rows() * width, "x is not {width} wide");
+    check_index("index", layout, index, y.len.checked_div(width).unwrap_or(0));
+    move_rows(device, layout, Some(index), width, x, y, ["scatter_add", "scatter_add_state"])
+}

@@ -1,0 +1,140 @@
+//! Random fills, comparison on the card and busy work: for the gate, for benchmarks and for models of random weights.
+//!
+//! Never part of a pass.
+#![expect(unsafe_code, reason = "launches kernels")]
+
+use super::device::{CudaBuffer, CudaDevice, CudaWeight, Element};
+use super::driver::Address;
+use super::linear;
+use super::memory::{Block, Owner};
+use crate::{DeviceError, Use};
+
+/// Of support.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Fill {
+    out: Address,
+    len: u64,
+    key: u64,
+    range: f32,
+    word: u32,
+}
+
+/// Of support.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Compare {
+    a: Address,
+    b: Address,
+    count: Address,
+    len: u64,
+}
+
+/// Of support.cu.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Busy {
+    out: Address,
+    rounds: u32,
+}
+
+const FILL_BLOCKS: usize = 1024;
+
+/// # Safety
+/// `len` elements of the kernel's type from `out` on lie in one live allocation.
+unsafe fn fill(
+    device: &CudaDevice,
+    kernel: &'static str,
+    out: Address,
+    len: usize,
+    key: u64,
+    range: f32,
+    word: u32,
+) -> Result<(), DeviceError> {
+    device.gpu.bind()?;
+    let arguments = Fill { out, len: len as u64, key, range, word };
+    // SAFETY: `Fill` is support.cu's struct; the rest is the caller's.
+    unsafe { device.gpu.launch(device.kernels.get(kernel), [FILL_BLOCKS, 1, 1], 256, 0, &arguments) }
+}
+
+impl CudaDevice {
+    /// Fills a buffer with numbers in [-range, range): element 4 i + j is `(2 uniform(philox(key, [i, i >> 32, 0, 1])[j]) - 1) range`.
+    ///
+    /// # Errors
+    /// A failed device.
+    pub fn fill_uniform(&mut self, buffer: &mut CudaBuffer, key: u64, range: f32) -> Result<(), DeviceError> {
+        let kernel = if buffer.element == self.element(Use::Activation) { "fill_uniform" } else { "fill_uniform_state" };
+        // SAFETY: the buffer's own length and type.
+        unsafe { fill(self, kernel, buffer.address(), buffer.len, key, range, 0) }
+    }
+
+    /// A matrix (outputs x inputs) of such numbers, made on the card.
+    ///
+    /// # Errors
+    /// Too little memory, or a failed device.
+    pub fn random_weight(&mut self, outputs: usize, inputs: usize, key: u64, range: f32) -> Result<CudaWeight, DeviceError> {
+        let len = outputs * inputs;
+        let block = self.pool.alloc(len * self.precision.bytes(), Owner::Device)?;
+        // SAFETY: a block of just this many activations.
+        unsafe { fill(self, "fill_uniform", block.address(), len, key, range, 0) }?;
+        linear::plan(self, outputs, inputs)?;
+        Ok(CudaWeight { block, wide: None, shape: (outputs, inputs) })
+    }
+
+    /// Writes one 32-bit word everywhere in a block.
+    pub(super) fn fill_word(&self, block: &Block, word: u32) -> Result<(), DeviceError> {
+        // SAFETY: the block's own length.
+        unsafe { fill(self, "fill_word", block.address(), block.bytes() / 4, 0, 0.0, word) }
+    }
+
+    /// Random activations in part of a block.
+    pub(super) fn fill_part(
+        &self,
+        block: &Block,
+        offset: usize,
+        element: Element,
+        len: usize,
+        key: u64,
+        range: f32,
+    ) -> Result<(), DeviceError> {
+        assert!(offset + len * element.bytes() <= block.bytes(), "a fill past the end of its block");
+        let kernel = if element == self.element(Use::Activation) { "fill_uniform" } else { "fill_uniform_state" };
+        // SAFETY: checked just above.
+        unsafe { fill(self, kernel, block.address() + offset as u64, len, key, range, 0) }
+    }
+
+    /// How many of the first `bytes / 4` words of two places differ; waits.
+    pub(super) fn unequal(
+        &mut self,
+        (a, a_offset): (&Block, usize),
+        (b, b_offset): (&Block, usize),
+        bytes: usize,
+    ) -> Result<u32, DeviceError> {
+        assert!(
+            bytes.is_multiple_of(4) && a_offset + bytes <= a.bytes() && b_offset + bytes <= b.bytes(),
+            "a comparison past the end of a block"
+        );
+        let count = self.pool.alloc(4, Owner::Device)?;
+        let arguments =
+            Compare { a: a.address() + a_offset as u64, b: b.address() + b_offset as u64, count: count.address(), len: (bytes / 4) as u64 };
+        self.gpu.bind()?;
+        // SAFETY: `Compare` is support.cu's struct; ranges were checked; the count, zero in a fresh block, is all that is written.
+        unsafe { self.gpu.launch(self.kernels.get("count_unequal"), [FILL_BLOCKS, 1, 1], 256, 0, &arguments) }?;
+        let mut unequal = 0;
+        self.staging.download(&count, 0, 4, |_, bytes| {
+            if let &[a, b, c, d] = bytes {
+                unequal = u32::from_le_bytes([a, b, c, d]);
+            }
+        })?;
+        Ok(unequal)
+    }
+
+    /// Keeps the card's multiprocessors busy on the side stream, for some milliseconds.
+    pub(super) fn busy(&self, spare: &Block) -> Result<(), DeviceError> {
+        self.gpu.bind()?;
+        let blocks = self.gpu.properties.multiprocessors.unsigned_abs() as usize;
+        let arguments = Busy { out: spare.address(), rounds: 1 << 20 };
+        // SAFETY: `Busy` is support.cu's struct; the one element it might write is the spare block's.
+        unsafe { self.gpu.launch_beside(self.kernels.get("busy"), [blocks, 1, 1], 256, &arguments) }
+    }
+}

@@ -1,0 +1,220 @@
+//! How each operation is run: its operands, and what of it is kept.
+//!
+//! Never judges a result. Arrays that an operation assigns begin as random numbers too, so that a result left unwritten shows.
+
+use super::Run;
+use crate::{AdamWItem, AttentionShape, Device, DeviceError, Dropout, Layout, LoraGrads, LoraModule, LoraRows, Use};
+
+type Done = Result<(), DeviceError>;
+
+const EPS: f32 = 1e-6;
+
+fn tokens(rows: &Layout, vocabulary: usize) -> Vec<u32> {
+    rows.positions().iter().map(|position| position.wrapping_mul(7919) % vocabulary as u32).collect()
+}
+
+pub(super) fn embed<D: Device>(run: &mut Run<'_, D>) -> Done {
+    let (width, vocabulary, rows) = (run.sizes.width(), run.sizes.vocabulary, &run.scene.rows);
+    let table = run.weight(&[vocabulary, width], 1)?;
+    let mut out = run.activations(width, 2)?;
+    run.device.embed(rows, &tokens(rows, vocabulary), &table, &mut out)?;
+    run.read_rows(&out, width)
+}
+
+/// Of rows, of heads, and of rows so wide that a device may go about them otherwise.
+pub(super) fn norms<D: Device>(run: &mut Run<'_, D>) -> Done {
+    let width = run.sizes.width();
+    for (width, groups, accumulate) in [(width, 1, true), (width, run.sizes.attention.heads, true), (5 * width, 1, false)] {
+        let rows = &run.scene.rows;
+        let weight = run.weight(&[width / groups], 1)?;
+        let (x, dy) = (run.activations(width, 2)?, run.activations(width, 3)?);
+        let (mut out, mut dx) = (run.activations(width, 4)?, run.activations(width, 5)?);
+        run.device.rms_norm(rows, groups, &x, &weight, EPS, &mut out)?;
+        run.device.rms_norm_backward(rows, groups, &dy, &x, &weight, EPS, &mut dx, accumulate)?;
+        run.read_rows(&out, width)?;
+        run.read_rows(&dx, width)?;
+    }
+    Ok(())
+}
+
+pub(super) fn linear<D: Device>(run: &mut Run<'_, D>) -> Done {
+    let (inputs, outputs, rows) = (run.sizes.width(), run.sizes.kv_width() + 1, &run.scene.rows);
+    let (weight, bias) = (run.weight(&[outputs, inputs], 1)?, run.weight(&[outputs], 2)?);
+    let (x, dy) = (run.activations(inputs, 3)?, run.activations(outputs, 4)?);
+    for seed in [5, 6] {
+        let mut out = run.activations(outputs, seed)?;
+        run.device.linear(rows, &x, &weight, (seed == 6).then_some(&bias), &mut out)?;
+        run.read_rows(&out, outputs)?;
+    }
+    for accumulate in [false, true] {
+        let mut dx = run.activations(inputs, 7)?;
+        run.device.linear_backward(rows, &dy, &weight, &mut dx, accumulate)?;
+        run.read_rows(&dx, inputs)?;
+    }
+    Ok(())
+}
+
+pub(super) fn lora<D: Device>(run: &mut Run<'_, D>) -> Done {
+    adapters(run, None)
+}
+
+pub(super) fn lora_dropout<D: Device>(run: &mut Run<'_, D>) -> Done {
+    adapters(run, Some(Dropout { key: 0x1234_5678_9abc_def0, probability: 0.3 }))
+}
+
+/// Three adapters: those of the neighbours are NaN throughout.
+fn adapters<D: Device>(run: &mut Run<'_, D>, dropout: Option<Dropout>) -> Done {
+    let (inputs, outputs, rank) = (run.sizes.width(), run.sizes.kv_width() + 1, run.sizes.rank);
+    let (scene, s_width) = (run.scene, rank + 3);
+    let module = LoraModule { a: 3, b: 3 + rank * inputs, rank, inputs, outputs, scale: 2.0 };
+    let len = 3 + rank * (inputs + outputs);
+    let params = [run.flat(len, None, 1.0)?, run.flat(len, Some(1), 0.25)?, run.flat(len, None, 1.0)?];
+    let mut grads = [run.flat(len, None, 1.0)?, run.flat(len, Some(2), 1.0)?, run.flat(len, None, 1.0)?];
+    let (x, dy) = (run.activations(inputs, 3)?, run.activations(outputs, 4)?);
+    let (mut y, mut dx) = (run.activations(outputs, 5)?, run.activations(inputs, 6)?);
+    let mut s = run.over(&scene.rows, Use::State, s_width, 7)?;
+    let segments = [0..scene.anchors.start, scene.anchors.clone(), scene.anchors.end..scene.rows.segments().len()];
+    let groups: Vec<_> = params.iter().zip(segments).map(|(params, segments)| LoraRows { segments, module, dropout, params }).collect();
+    run.device.lora(&scene.rows, &groups, &x, &mut s, s_width, &mut y)?;
+    let mut groups: Vec<_> = groups.into_iter().zip(&mut grads).map(|(rows, grads)| LoraGrads { rows, grads }).collect();
+    run.device.lora_backward(&scene.rows, &mut groups, &dy, &x, &s, s_width, Some(&mut dx))?;
+    run.read_rows(&s, s_width)?;
+    run.read_rows(&y, outputs)?;
+    run.read_rows(&dx, inputs)?;
+    run.read(&grads[1], 0..len)
+}
+
+pub(super) fn rope<D: Device>(run: &mut Run<'_, D>) -> Done {
+    let (width, shape) = (run.sizes.width(), run.sizes.attention);
+    let half = shape.head_dim / 2 * 2;
+    if half != shape.head_dim {
+        // An odd head has no rotation; the operation refuses it.
+        run.results.push(vec![0.0]);
+        return Ok(());
+    }
+    let table = run.flat(1024 * half, Some(1), 1.0)?;
+    for inverse in [false, true] {
+        let mut x = run.activations(width, 2)?;
+        run.device.rope(&run.scene.rows, shape.heads, shape.head_dim, &table, &mut x, inverse)?;
+        run.read_rows(&x, width)?;
+    }
+    Ok(())
+}
+
+/// For all rows and for the labelled ones, with the sizes' window and without.
+pub(super) fn attention<D: Device>(run: &mut Run<'_, D>) -> Done {
+    let (width, kv_width, scene) = (run.sizes.width(), run.sizes.kv_width(), run.scene);
+    for (q_rows, window) in [(&scene.rows, None), (&scene.rows, run.sizes.attention.window), (&scene.labelled, None)] {
+        let shape = AttentionShape { window, ..run.sizes.attention };
+        let (kv_rows, usage) = (&scene.rows, Use::Activation);
+        let (q, k, v) = (run.over(q_rows, usage, width, 1)?, run.activations(kv_width, 2)?, run.activations(kv_width, 3)?);
+        let (mut out, dout) = (run.over(q_rows, usage, width, 4)?, run.over(q_rows, usage, width, 5)?);
+        let mut lse = run.over(q_rows, Use::State, shape.heads, 6)?;
+        let (mut dq, mut dk, mut dv) = (run.over(q_rows, usage, width, 7)?, run.activations(kv_width, 8)?, run.activations(kv_width, 9)?);
+        run.device.attention(q_rows, kv_rows, shape, &q, &k, &v, &mut out, &mut lse)?;
+        run.device.attention_backward(q_rows, kv_rows, shape, &q, &k, &v, &out, &lse, &dout, &mut dq, &mut dk, &mut dv)?;
+        run.read_over(q_rows, &out, width)?;
+        run.read_over(q_rows, &lse, shape.heads)?;
+        run.read_over(q_rows, &dq, width)?;
+        run.read_rows(&dk, kv_width)?;
+        run.read_rows(&dv, kv_width)?;
+    }
+    Ok(())
+}
+
+pub(super) fn swiglu<D: Device>(run: &mut Run<'_, D>) -> Done {
+    let (width, rows) = (run.sizes.width() + 3, &run.scene.rows);
+    for width in [width, width.next_multiple_of(8)] {
+        let (dy, gate, up) = (run.activations(width, 1)?, run.activations(width, 2)?, run.activations(width, 3)?);
+        let (mut out, mut dgate, mut dup) = (run.activations(width, 4)?, run.activations(width, 5)?, run.activations(width, 6)?);
+        run.device.swiglu(rows, &gate, &up, &mut out)?;
+        run.device.swiglu_backward(rows, &dy, &gate, &up, &mut dgate, &mut dup)?;
+        run.read_rows(&out, width)?;
+        run.read_rows(&dgate, width)?;
+        run.read_rows(&dup, width)?;
+    }
+    Ok(())
+}
+
+/// Rows trade places inside their sequence; in activations and in float32.
+pub(super) fn moves<D: Device>(run: &mut Run<'_, D>) -> Done {
+    let (width, rows) = (run.sizes.width(), &run.scene.rows);
+    let mut index: Vec<u32> = (0..rows.rows() as u32).collect();
+    for segment in rows.segments() {
+        index[segment.start..segment.start + segment.rows].reverse();
+    }
+    for usage in [Use::Activation, Use::State] {
+        let x = run.over(rows, usage, width, 1)?;
+        let (mut y, mut gathered) = (run.over(rows, usage, width, 2)?, run.over(rows, usage, width, 3)?);
+        let mut scattered = run.over(rows, usage, width, 4)?;
+        run.device.add(rows, &x, &mut y)?;
+        run.device.gather(rows, &index, width, &x, &mut gathered)?;
+        run.device.scatter_add(rows, &index, width, &x, &mut scattered)?;
+        run.read_rows(&y, width)?;
+        run.read_rows(&gathered, width)?;
+        run.read_rows(&scattered, width)?;
+    }
+    Ok(())
+}
+
+pub(super) fn head_loss<D: Device>(run: &mut Run<'_, D>) -> Done {
+    let (width, vocabulary, rows) = (run.sizes.width(), run.sizes.vocabulary, &run.scene.labelled);
+    let head = run.weight(&[vocabulary, width], 1)?;
+    let x = run.over(rows, Use::Activation, width, 2)?;
+    let (mut losses, mut dx) = (run.over(rows, Use::State, 1, 3)?, run.over(rows, Use::Activation, width, 4)?);
+    let weights: Vec<f32> = rows.positions().iter().map(|position| if position % 5 == 0 { 0.0 } else { 0.5 }).collect();
+    run.device.head_loss(rows, &x, &head, &tokens(rows, vocabulary), &weights, &mut losses, Some(&mut dx))?;
+    run.read_over(rows, &losses, 1)?;
+    run.read_over(rows, &dx, width)
+}
+
+/// One adapter for each sequence; those of the neighbours are NaN. The first is clipped, the second is not, and so on.
+pub(super) fn adamw<D: Device>(run: &mut Run<'_, D>) -> Done {
+    let (segments, anchors) = (run.scene.rows.segments(), run.scene.anchors.clone());
+    let mut state = Vec::new();
+    for (index, segment) in segments.iter().enumerate() {
+        let anchor = anchors.contains(&index).then(|| (index - anchors.start) as u64 * 10);
+        let len = 4096 + 17 * segment.rows;
+        let mut arrays = Vec::new();
+        for (seed, scale) in [(1, 1.0), (2, 1.0), (3, 0.125)] {
+            arrays.push(run.flat(len, anchor.map(|anchor| anchor + seed), scale)?);
+        }
+        // The second moment is not negative.
+        let mut moment2 = run.flat(len, None, 1.0)?;
+        if let Some(anchor) = anchor {
+            let data: Vec<f32> = super::numbers(run.seed(anchor + 4), len).map(|value| value.abs() * 0.01).collect();
+            run.device.upload(&data, &mut moment2, 0)?;
+        }
+        arrays.push(moment2);
+        state.push(arrays);
+    }
+    let mut norms = run.flat(segments.len(), None, 1.0)?;
+    let mut items = Vec::new();
+    for (index, arrays) in state.iter_mut().enumerate() {
+        let [params, grads, moment1, moment2] = arrays.as_mut_slice() else { continue };
+        items.push(AdamWItem {
+            params,
+            grads,
+            moment1,
+            moment2,
+            divisor: 3.0,
+            max_grad_norm: (index % 2 == anchors.start % 2).then_some(0.5),
+            learning_rate: 1e-2,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            step: 3,
+            norm_index: index,
+        });
+    }
+    run.device.adamw(&mut items, &mut norms)?;
+    run.read(&norms, anchors.clone())?;
+    for index in anchors {
+        for buffer in &state[index] {
+            let len = run.device.len(buffer);
+            run.read(buffer, 0..len)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! The card against itself: equal bits from repeated launches, in dirty memory, among neighbours; and a gate that sees a product that breaks them.
+
+use nodus_kernels::cuda::{Choice, CudaDevice, Key, Precision, Product};
+use nodus_kernels::exercise::{Sequences, Sizes, exercise, names};
+use nodus_kernels::{AttentionShape, Device, Layout, Use};
+
+use super::{PRECISIONS, open};
+
+const SIZES: Sizes =
+    Sizes { attention: AttentionShape { heads: 6, kv_heads: 2, head_dim: 64, window: Some(70) }, vocabulary: 1024, rank: 8, seed: 5 };
+
+#[test]
+fn the_gate_passes() {
+    for precision in PRECISIONS {
+        let Some(mut device) = open("the_gate_passes", precision) else { return };
+        // The products of a 0.5B model, and one whose sizes divide nothing.
+        for (outputs, inputs) in [(896, 896), (128, 896), (4864, 896), (896, 4864), (151_936, 896), (50_257, 640), (1003, 257)] {
+            drop(device.random_weight(outputs, inputs, 1, 0.05).unwrap());
+        }
+        let before = device.plan().clone();
+        let report = device.gate().unwrap();
+        println!("{precision:?}\n{report}");
+        assert!(report.passed(), "{report}");
+        assert_eq!(report.products.len(), before.choices().count());
+        assert_eq!(&before, device.plan(), "no product had to be replaced");
+        // The plan survives its text and is taken by a device opened with it.
+        assert_eq!(before.to_string().parse::<nodus_kernels::cuda::Plan>().unwrap(), before);
+        assert!(device.class().contains(&("plan".to_owned(), before.digest())));
+    }
+}
+
+/// The product that stands in for cuBLASLt's: exact by the same gate, and close to it.
+#[test]
+fn the_fixed_tile_kernel_passes_the_gate_and_agrees() {
+    for precision in PRECISIONS {
+        let Some(mut device) = open("the_fixed_tile_kernel_passes_the_gate_and_agrees", precision) else { return };
+        let sizes = Sizes { vocabulary: 20_001, ..SIZES };
+        let sequences = Sequences { anchors: &[129, 64], before: &[3], after: &[130] };
+        let results = |device: &mut CudaDevice| {
+            ["linear", "head_loss"].map(|name| {
+                let index = names().iter().position(|other| *other == name).unwrap();
+                exercise(device, index, sizes, sequences).unwrap().concat()
+            })
+        };
+        let theirs = results(&mut device);
+        let planned: Vec<_> = device.plan().choices().collect();
+        assert!(planned.iter().any(|(key, _)| key.product == Product::LogitsBackwardRest));
+        for (key, _) in planned {
+            device.pin(key, Choice::Own);
+        }
+        let ours = results(&mut device);
+        for (ours, theirs) in ours.iter().zip(&theirs) {
+            let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
+            let error = norm(&mut ours.iter().zip(theirs).map(|(a, b)| a - b)) / norm(&mut theirs.iter().copied());
+            assert!(error <= if precision == Precision::F32 { 1e-5 } else { 5e-3 }, "{error:e} in {precision:?}");
+        }
+        let report = device.gate().unwrap();
+        assert!(report.products.iter().all(|check| check.algorithm == "fixed tiles" && check.unequal == 0), "{report}");
+    }
+}
+
+#[test]
+fn repeated_launches_give_equal_bits_in_dirty_memory() {
+    for precision in PRECISIONS {
+        let Some(mut device) = open("repeated_launches_give_equal_bits_in_dirty_memory", precision) else { return };
+        let sequences = Sequences { anchors: &[129, 64], before: &[3], after: &[130] };
+        for (index, name) in names().into_iter().enumerate() {
+            let bits = |device: &mut CudaDevice, sequences| -> Vec<Vec<u32>> {
+                let results = exercise(device, index, SIZES, sequences).unwrap();
+                results.into_iter().map(|array| array.into_iter().map(f32::to_bits).collect()).collect()
+            };
+            let first = bits(&mut device, sequences);
+            assert!(first.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()), "{name}");
+            for round in 0..20 {
+                // What another shape left in scratch memory, in the ring of tables and in the pool must not matter.
+                if round % 5 == 0 {
+                    exercise(&mut device, index, Sizes { seed: 9, ..SIZES }, Sequences { anchors: &[300, 1], before: &[], after: &[7] })
+                        .unwrap();
+                }
+                assert_eq!(bits(&mut device, sequences), first, "{name}, round {round}, {precision:?}");
+            }
+        }
+    }
+}
+
+/// Rows of segments that a layout leaves out are another's: no operation may touch them.
+#[test]
+fn rows_left_out_of_a_layout_are_not_touched() {
+    let Some(mut device) = open("rows_left_out_of_a_layout_are_not_touched", Precision::Bf16) else { return };
+    let positions: Vec<u32> = (0..300).collect();
+    let all = Layout::new([(0, &positions[..130]), (1, &positions[..128]), (2, &positions[..300])], device.row_align());
+    let some = all.select(|segment| segment != 1);
+    let (rows, width) = (all.rows(), 64);
+    let weight = device.random_weight(width, width, 1, 0.1).unwrap();
+    let fresh = |device: &mut CudaDevice, usage, width: usize| {
+        let mut buffer = device.alloc(usage, rows * width).unwrap();
+        device.upload(&vec![0.5; rows * width], &mut buffer, 0).unwrap();
+        buffer
+    };
+    let x = fresh(&mut device, Use::Activation, width);
+    let [mut out, mut dx, mut act, mut grad, mut gathered] = [(); 5].map(|()| fresh(&mut device, Use::Activation, width));
+    let mut losses = fresh(&mut device, Use::State, 1);
+    let index: Vec<u32> = (0..rows as u32).collect();
+    device.linear(&some, &x, &weight, None, &mut out).unwrap();
+    device.linear_backward(&some, &x, &weight, &mut dx, false).unwrap();
+    device.swiglu(&some, &x, &x, &mut act).unwrap();
+    device.gather(&some, &index, width, &out, &mut gathered).unwrap();
+    device.head_loss(&some, &x, &weight, &vec![3; rows], &vec![1.0; rows], &mut losses, Some(&mut grad)).unwrap();
+    for (buffer, width) in [(&out, width), (&dx, width), (&act, width), (&gathered, width), (&grad, width), (&losses, 1)] {
+        let mut data = vec![0.0; rows * width];
+        device.download(buffer, 0, &mut data).unwrap();
+        assert!(data[256 * width..384 * width].iter().all(|value| *value == 0.5), "the second sequence's rows");
+        assert!(data[..130 * width].iter().all(|value| *value != 0.5), "the first sequence's rows");
+        assert!(data[384 * width..684 * width].iter().all(|value| *value != 0.5), "the third sequence's rows");
+    }
+    let mut copy = device.alloc(Use::Activation, width).unwrap();
+    device.copy(&out, 5 * width, &mut copy, 0, width).unwrap();
+    let (mut a, mut b) = (vec![0.0; width], vec![0.0; width]);
+    device.download(&out, 5 * width, &mut a).unwrap();
+    device.download(&copy, 0, &mut b).unwrap();
+    assert_eq!(a, b);
+}
+
+/// Memory is zero when handed out, whatever was in it; and is counted.
+#[test]
+fn memory_is_zeroed_and_counted() {
+    let Some(mut device) = open("memory_is_zeroed_and_counted", Precision::Bf16) else { return };
+    let before = device.allocated_bytes();
+    for (usage, len) in [(Use::State, 1), (Use::Activation, 100_000), (Use::State, 5_000_000)] {
+        for _ in 0..3 {
+            let mut buffer = device.alloc(usage, len).unwrap();
+            assert!(device.allocated_bytes() > before);
+            let mut data = vec![1.0; len];
+            device.download(&buffer, 0, &mut data).unwrap();
+            assert!(data.iter().all(|value| *value == 0.0), "{usage:?} {len}");
+            device.fill_uniform(&mut buffer, 1, 8.0).unwrap();
+            device.download(&buffer, 0, &mut data).unwrap();
+            assert!(data.iter().any(|value| *value != 0.0));
+        }
+    }
+    assert_eq!(device.allocated_bytes(), before);
+    let free = device.free_bytes();
+    let refused = device.alloc(Use::State, usize::MAX / 8).unwrap_err();
+    assert!(matches!(refused, nodus_kernels::DeviceError::OutOfMemory { .. }), "{refused}");
+    assert!(free > 0 && device.free_bytes() > free / 2, "a refusal costs nothing");
+}
+
+/// Rows past 2^31 elements.
+#[test]
+fn offsets_past_two_to_the_31() {
+    let Some(mut device) = open("offsets_past_two_to_the_31", Precision::Bf16) else { return };
+    let (width, rows) = (17_000, 130_048);
+    if device.free_bytes() < 24 << 30 {
+        return super::skip("offsets_past_two_to_the_31", "less than 24 GiB are free");
+    }
+    assert!(width * (rows - 1) > 1 << 31);
+    let positions: Vec<u32> = (0..rows as u32).collect();
+    let layout = Layout::new([(0, &positions[..])], device.row_align());
+    let (mut gate, mut out) = (device.alloc(Use::Activation, rows * width).unwrap(), device.alloc(Use::Activation, rows * width).unwrap());
+    device.fill_uniform(&mut gate, 3, 1.0).unwrap();
+    device.swiglu(&layout, &gate, &gate, &mut out).unwrap();
+    device.add(&layout, &gate, &mut out).unwrap();
+    for row in [0, rows / 2, rows - 1] {
+        let (mut x, mut y) = (vec![0.0; width], vec![0.0; width]);
+        device.download(&gate, row * width, &mut x).unwrap();
+        device.download(&out, row * width, &mut y).unwrap();
+        for (x, y) in x.iter().zip(y) {
+            let expected = x * x / (1.0 + (-x).exp()) + x;
+            assert!((y - expected).abs() <= 0.02, "row {row}: {y} for {expected}");
+        }
+    }
+}
+
+/// A product pinned to an algorithm of another shape must not slip through: cuBLASLt refuses it, or the gate sees it.
+#[test]
+fn a_broken_plan_is_caught() {
+    let Some(mut device) = open("a_broken_plan_is_caught", Precision::Bf16) else { return };
+    drop(device.random_weight(896, 4864, 1, 0.05).unwrap());
+    let key = Key { product: Product::Linear, outputs: 896, inputs: 4864 };
+    let Some(Choice::CublasLt(mut words)) = device.plan().get(key) else { panic!("{:?}", device.plan().get(key)) };
+    // The second word holds tile and split numbers; nonsense there is no algorithm.
+    words[0] ^= 0xffff;
+    device.pin(key, Choice::CublasLt(words));
+    let x = device.alloc(Use::Activation, 128 * 4864).unwrap();
+    let mut out = device.alloc(Use::Activation, 128 * 896).unwrap();
+    let positions: Vec<u32> = (0..128).collect();
+    let layout = Layout::new([(0, &positions[..])], 128);
+    let weight = device.random_weight(896, 4864, 1, 0.05);
+    let refused = weight.and_then(|weight| device.linear(&layout, &x, &weight, None, &mut out));
+    assert!(refused.is_err(), "an algorithm that is none was taken");
+}

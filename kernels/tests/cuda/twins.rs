@@ -1,0 +1,69 @@
+//! Every operation of the card against the CPU device on random shapes. Padding rows and neighbours are NaN on both.
+
+use nodus_kernels::AttentionShape;
+use nodus_kernels::cpu::CpuDevice;
+use nodus_kernels::cuda::{CudaDevice, Precision};
+use nodus_kernels::exercise::{Sequences, Sizes, exercise, names};
+use nodus_kernels::philox;
+
+use super::{PRECISIONS, cases, open};
+
+/// One of `items`, by the case's random words.
+fn pick<T: Copy>(case: u32, what: u32, items: &[T]) -> T {
+    items[philox(77, [case, what, 0, 0])[0] as usize % items.len()]
+}
+
+fn sizes(case: u32) -> Sizes {
+    let kv_heads = pick(case, 0, &[1, 2, 3]);
+    let attention = AttentionShape {
+        heads: kv_heads * pick(case, 1, &[1, 2, 3, 4]),
+        kv_heads,
+        head_dim: pick(case, 2, &[8, 16, 40, 64, 80, 128, 200]),
+        window: pick(case, 3, &[Some(1), Some(37), Some(64), Some(300)]),
+    };
+    Sizes {
+        attention,
+        vocabulary: pick(case, 4, &[3, 64, 997, 1024, 20_001]),
+        rank: pick(case, 5, &[1, 4, 8, 13, 16, 64, 70]),
+        seed: u64::from(case),
+    }
+}
+
+/// The card's numbers against the twin's: norm of the difference over the norm of the twin's.
+fn compare(cuda: &mut CudaDevice, cpu: &mut CpuDevice, precision: Precision, case: u32, worst: &mut [f64]) {
+    let lengths = [1, 2, 63, 64, 65, 127, 128, 129, 255, 257, 300, 513];
+    let anchors: Vec<usize> = (0..pick(case, 6, &[1, 2, 3])).map(|i| pick(case, 10 + i, &lengths)).collect();
+    let (before, after) = (pick(case, 7, &[&[][..], &[5][..], &[128, 130][..]]), pick(case, 8, &[&[][..], &[1][..], &[200][..]]));
+    let (sizes, sequences) = (sizes(case), Sequences { anchors: &anchors, before, after });
+    for (index, name) in names().into_iter().enumerate() {
+        let ours = exercise(cuda, index, sizes, sequences).unwrap_or_else(|error| panic!("{name} {sizes:?} {sequences:?}: {error}"));
+        let twins = exercise(cpu, index, sizes, sequences).unwrap();
+        assert_eq!(ours.len(), twins.len());
+        for (array, (ours, twin)) in ours.iter().zip(&twins).enumerate() {
+            assert_eq!(ours.len(), twin.len());
+            let square = |value: f64| value * value;
+            let difference: f64 = ours.iter().zip(twin).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum::<f64>().sqrt();
+            let norm: f64 = twin.iter().map(|b| square(f64::from(*b))).sum::<f64>().sqrt();
+            // What is zero but for rounding (the gradient of a softmax over one key) is compared with numbers of this size instead.
+            let error = difference / norm.max(0.02 * (twin.len() as f64).sqrt());
+            let tolerance = if precision == Precision::F32 { 2e-5 } else { 1.5e-2 };
+            assert!(error <= tolerance, "{name}, array {array}: {error:e} of {sizes:?} {sequences:?} in {precision:?}");
+            worst[index] = worst[index].max(error);
+        }
+    }
+}
+
+#[test]
+fn every_operation_agrees_with_its_twin() {
+    for precision in PRECISIONS {
+        let Some(mut cuda) = open("every_operation_agrees_with_its_twin", precision) else { return };
+        let mut cpu = CpuDevice::new(8).unwrap();
+        let mut worst = vec![0.0; names().len()];
+        for case in 0..cases() {
+            compare(&mut cuda, &mut cpu, precision, case, &mut worst);
+        }
+        for (name, worst) in names().iter().zip(worst) {
+            println!("{precision:?} {name:<30} worst relative error {worst:.2e}");
+        }
+    }
+}
