@@ -46,7 +46,7 @@ pub(crate) struct Sites {
 }
 
 impl Sites {
-    fn new(config: &LoraConfig, model: &ModelConfig) -> Self {
+    pub(crate) fn new(config: &LoraConfig, model: &ModelConfig) -> Self {
         let (mut sites, mut len) = (BTreeMap::new(), 0);
         let mut cut = Stage::of(model.num_hidden_layers, Module::QProj);
         for (layer, module) in config.modules(model) {
@@ -57,6 +57,16 @@ impl Sites {
             sites.insert((layer, module), LoraModule { a, b, rank, inputs, outputs, scale: config.scale_of(layer, module) });
         }
         Self { sites, len, cut }
+    }
+
+    /// Bytes of the weights.
+    pub(crate) fn weight_bytes(&self) -> u64 {
+        (self.len * size_of::<f32>()) as u64
+    }
+
+    /// Bytes of weights, gradient and moments.
+    pub(crate) fn state_bytes(&self) -> u64 {
+        4 * self.weight_bytes()
     }
 
     /// The module, where it carries the adapter.

@@ -11,10 +11,12 @@ use nodus_kernels::{Device, HostTensor};
 use nodus_protocol::{AdapterSlot, AdapterWeights, Command, EngineError, ErrorKind, JobSlot, LoraConfig, ModelConfig, Reply, TrunkSlot};
 
 use crate::TrunkError;
-use crate::adapter::{Adapter, check_weights};
+use crate::adapter::{Adapter, Sites, check_weights};
+use crate::cache::TrunkCache;
 use crate::counters::{Counters, Counts};
 use crate::error::to_job;
 use crate::form::{Decision, Item, View, Work, decide};
+use crate::jobs::JobBytes;
 use crate::trunk::Trunk;
 
 /// How an engine works. None of it changes a result.
@@ -26,13 +28,26 @@ pub struct Options {
     pub rows_max: usize,
     /// Bytes of activations kept for the backward pass at most; the others are computed again.
     pub kept_bytes_max: u64,
+    /// Bytes of the trunk cache on the device at most; with 0 there is none. Jobs come first: it gives way where they need the memory.
+    pub trunk_cache_bytes: u64,
+    /// Bytes on the host at most, for what has no room in the trunk cache; only where the device's memory is apart from the host's.
+    pub trunk_cache_host_bytes: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { linger: Duration::from_millis(2), rows_max: 8192, kept_bytes_max: 512 << 20 }
+        Self {
+            linger: Duration::from_millis(2),
+            rows_max: 8192,
+            kept_bytes_max: 512 << 20,
+            trunk_cache_bytes: 256 << 20,
+            trunk_cache_host_bytes: 1 << 30,
+        }
     }
 }
+
+/// Nanoseconds since a moment of its own. Only figures depend on it; without a thread it stands still.
+pub(crate) type Clock = Box<dyn Fn() -> u64 + Send>;
 
 /// An engine on one device.
 pub struct Engine<D: Device> {
@@ -40,7 +55,9 @@ pub struct Engine<D: Device> {
     pub(crate) options: Options,
     pub(crate) trunks: Vec<Trunk<D>>,
     pub(crate) adapters: BTreeMap<AdapterSlot, Adapter<D>>,
+    pub(crate) cache: TrunkCache<D>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) clock: Clock,
     /// Why nothing works any more.
     pub(crate) lost: Option<EngineError>,
     previous: Option<(TrunkSlot, BTreeSet<JobSlot>)>,
@@ -49,8 +66,10 @@ pub struct Engine<D: Device> {
 impl<D: Device> Engine<D> {
     /// An engine without trunks.
     pub fn new(device: D, options: Options) -> Self {
-        let (trunks, adapters, counters) = (Vec::new(), BTreeMap::new(), Arc::default());
-        Self { device, options, trunks, adapters, counters, lost: None, previous: None }
+        let host_bytes = if device.has_separate_memory() { options.trunk_cache_host_bytes } else { 0 };
+        let cache = TrunkCache::new(options.trunk_cache_bytes, host_bytes);
+        let (trunks, adapters, counters, clock) = (Vec::new(), BTreeMap::new(), Arc::default(), Box::new(|| 0));
+        Self { device, options, trunks, adapters, cache, counters, clock, lost: None, previous: None }
     }
 
     /// Loads a trunk. Tensors are those of transformers by name (`model.embed_tokens.weight`, ...); others are ignored.
@@ -75,6 +94,12 @@ impl<D: Device> Engine<D> {
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counters.read()
+    }
+
+    /// What each job holds of the device's memory; also of jobs that ended.
+    #[must_use]
+    pub fn jobs(&self) -> BTreeMap<JobSlot, JobBytes> {
+        self.counters.jobs().0.clone()
     }
 
     /// Carries out one command.
@@ -129,7 +154,7 @@ impl<D: Device> Engine<D> {
             | Command::OptimStep { slot, .. }
             | Command::Export { slot }
             | Command::DropAdapter { slot } => (*slot, None),
-            Command::DropJob { job } => (AdapterSlot { job: *job, index: u32::MAX }, None),
+            Command::Reserve { job, .. } | Command::DropJob { job } => (AdapterSlot { job: *job, index: u32::MAX }, None),
         };
         let work = match (rows, self.adapters.get(&adapter)) {
             (Some(rows), Some(found)) => Work::Pass { trunk: found.trunk, rows },
@@ -181,21 +206,25 @@ impl<D: Device> Engine<D> {
         match command {
             Command::CreateAdapter { slot, trunk, config, seed, cohort } => {
                 let adapter = self.create(*slot, *trunk, config, *seed, *cohort)?;
-                self.adapters.insert(*slot, adapter);
-                Ok(Reply::Done)
+                Ok(self.install(*slot, adapter))
             }
             Command::LoadAdapter { slot, trunk, weights, seed, cohort } => {
                 check_weights(weights, &self.trunk(*trunk)?.config)?;
                 let mut adapter = self.create(*slot, *trunk, &weights.config, *seed, *cohort)?;
                 adapter.fill(&mut self.device, weights).map_err(|error| to_job(&error))?;
-                self.adapters.insert(*slot, adapter);
-                Ok(Reply::Done)
+                Ok(self.install(*slot, adapter))
             }
             Command::OptimStep { slot, optimiser } => self.optim_step(*slot, optimiser).map(Reply::Step),
             Command::Export { slot } => self.export(*slot),
-            Command::DropAdapter { slot } => self.adapters.remove(slot).map(|_| Reply::Done).ok_or_else(|| no_adapter(*slot)),
+            Command::DropAdapter { slot } => self.uninstall(*slot).ok_or_else(|| no_adapter(*slot)),
+            Command::Reserve { job, adapter_bytes, activation_bytes } => {
+                let free_bytes = self.free_bytes();
+                self.counters.jobs().reserve(*job, *adapter_bytes, *activation_bytes, free_bytes).map(|()| Reply::Done)
+            }
             Command::DropJob { job } => {
-                self.adapters.retain(|slot, _| slot.job != *job);
+                let slots: Vec<AdapterSlot> = self.adapters.keys().copied().filter(|slot| slot.job == *job).collect();
+                slots.into_iter().for_each(|slot| drop(self.uninstall(slot)));
+                self.counters.jobs().ended(*job);
                 Ok(Reply::Done)
             }
             // A pass on an adapter that is not there.
@@ -218,7 +247,33 @@ impl<D: Device> Engine<D> {
         }
         let model = self.trunk(trunk)?.config.clone();
         config.validate(&model)?;
+        let needed_bytes = Sites::new(config, &model).state_bytes();
+        self.counters.jobs().check_adapter(slot.job, needed_bytes, self.free_bytes())?;
+        if needed_bytes > self.device.free_bytes() {
+            self.cache.release(&mut self.device).map_err(|error| to_job(&error))?;
+        }
         Adapter::create(&mut self.device, slot, (trunk, &model), config, seed, cohort).map_err(|error| to_job(&error))
+    }
+
+    fn install(&mut self, slot: AdapterSlot, adapter: Adapter<D>) -> Reply {
+        self.counters.jobs().granted(slot.job, adapter.sites.state_bytes(), adapter.sites.weight_bytes());
+        self.adapters.insert(slot, adapter);
+        Reply::Done
+    }
+
+    /// Drops an adapter, and with the last of a cohort what the trunk cache has of it.
+    fn uninstall(&mut self, slot: AdapterSlot) -> Option<Reply> {
+        let adapter = self.adapters.remove(&slot)?;
+        self.counters.jobs().zeroed(slot.job, adapter.sites.state_bytes());
+        if adapter.cohort.is_some() {
+            self.cache.retain_cohorts(&self.adapters.values().filter_map(|adapter| adapter.cohort).collect());
+        }
+        Some(Reply::Done)
+    }
+
+    /// What the device has left for jobs: the trunk cache gives way to them.
+    fn free_bytes(&self) -> u64 {
+        self.device.free_bytes().saturating_add(self.cache.counts().device_bytes)
     }
 
     fn export(&mut self, slot: AdapterSlot) -> Result<Reply, EngineError> {
@@ -230,7 +285,10 @@ impl<D: Device> Engine<D> {
         let broken = weights.modules.iter().find(|module| module.a.iter().chain(&module.b).any(|value| !value.is_finite()));
         match broken {
             Some(module) => Err(adapter.poison(&format!("a weight of layers.{}.{} is not finite", module.layer, module.module.path()))),
-            None => Ok(Reply::Weights(Box::new(weights))),
+            None => {
+                self.counters.jobs().of(slot.job).exported_bytes += adapter.sites.weight_bytes();
+                Ok(Reply::Weights(Box::new(weights)))
+            }
         }
     }
 
@@ -240,6 +298,7 @@ impl<D: Device> Engine<D> {
 
     fn count_bytes(&self) {
         self.counters.allocated_bytes.store(self.device.allocated_bytes(), Relaxed);
+        self.counters.set_cache(self.cache.counts());
     }
 }
 

@@ -122,6 +122,7 @@ mod tests {
 
     const ROWS_MAX: usize = 100;
     const LINGER_US: u64 = 2_000;
+    const PASS_US: u64 = 500;
 
     fn item(job: u32, index: u32, work: Work, sent_us: u64) -> Item {
         Item { adapter: AdapterSlot { job: JobSlot(job), index }, work, sent_us }
@@ -136,8 +137,14 @@ mod tests {
         (0..4_u32, 0..2_u32, work, 0..10_000_u64).prop_map(|(job, index, work, sent_us)| item(job, index, work, sent_us))
     }
 
+    /// Commands carried out together.
+    struct Group {
+        items: Vec<Item>,
+        ended_us: u64,
+    }
+
     /// Runs a history to its end and gives what ran, in groups.
-    fn run(arrivals: &[Item]) -> Vec<Vec<Item>> {
+    fn run(arrivals: &[Item]) -> Vec<Group> {
         let mut arrivals: Vec<(usize, Item)> = arrivals.iter().copied().enumerate().collect();
         arrivals.sort_by_key(|(_, item)| item.sent_us);
         let (mut waiting, mut groups) = (Vec::<Item>::new(), Vec::new());
@@ -164,20 +171,25 @@ mod tests {
                     None => return groups,
                 },
                 Decision::Wait { until_us } => {
-                    assert!(until_us > now_us && until_us <= now_us + LINGER_US, "{until_us} at {now_us}");
+                    let since_us = waiting[0].sent_us.max(previous_end_us);
+                    assert!(until_us > now_us && until_us <= since_us + LINGER_US, "{until_us} at {now_us}, since {since_us}");
                     now_us = arrivals.first().map_or(until_us, |(_, item)| item.sent_us.clamp(now_us + 1, until_us));
                     continue;
                 }
                 Decision::Alone(chosen) => chosen,
                 Decision::Pass(trunk, chosen) => {
-                    now_us += 500;
+                    assert!(
+                        now_us <= waiting[0].sent_us.max(previous_end_us) + LINGER_US,
+                        "the oldest waited for others beyond the linger"
+                    );
+                    now_us += PASS_US;
                     previous_end_us = now_us;
                     previous = Some((trunk, chosen.iter().map(|i| waiting[*i].adapter.job).collect()));
                     chosen
                 }
             };
             assert!(!chosen.is_empty());
-            groups.push(chosen.iter().map(|i| waiting[*i]).collect());
+            groups.push(Group { items: chosen.iter().map(|i| waiting[*i]).collect(), ended_us: now_us });
             let mut index = 0;
             waiting.retain(|_| {
                 index += 1;
@@ -187,6 +199,28 @@ mod tests {
     }
 
     proptest! {
+        // On a failure proptest prints the smallest history, and the seed.
+        #![proptest_config(ProptestConfig::with_cases(10_000))]
+
+        /// Nothing starves and nobody waits for others beyond the linger: in front of a command go at most as many passes as commands were
+        /// sent before it, each no later than the linger after the one before.
+        #[test]
+        fn nobody_waits_longer_than_those_before_and_the_linger(mut items in prop::collection::vec(any_item(), 1..40)) {
+            items.sort_by_key(|item| item.sent_us);
+            let groups = run(&items);
+            let mut left: Vec<Item> = items.clone();
+            for group in &groups {
+                for item in &group.items {
+                    let place = left.iter().position(|other| other == item).unwrap();
+                    let before = items.iter().filter(|other| other.sent_us <= item.sent_us).count() as u64;
+                    // One pass was perhaps under way when it came.
+                    prop_assert!(group.ended_us <= item.sent_us + PASS_US + before * (PASS_US + LINGER_US), "{:?} ended at {}", item, group.ended_us);
+                    left.remove(place);
+                }
+            }
+            prop_assert!(left.is_empty());
+        }
+
         /// Commands of an adapter run in the order sent; each runs once; a group is all barriers or one pass that fits.
         #[test]
         fn program_order_holds_and_passes_are_well_formed(mut items in prop::collection::vec(any_item(), 0..40)) {
@@ -195,9 +229,9 @@ mod tests {
             let mut sent: BTreeMap<AdapterSlot, Vec<Item>> = BTreeMap::new();
             let mut done: BTreeMap<AdapterSlot, Vec<Item>> = BTreeMap::new();
             for item in &items { sent.entry(item.adapter).or_default().push(*item); }
-            for item in groups.iter().flatten() { done.entry(item.adapter).or_default().push(*item); }
+            for item in groups.iter().flat_map(|group| &group.items) { done.entry(item.adapter).or_default().push(*item); }
             prop_assert_eq!(sent, done);
-            for group in &groups {
+            for Group { items: group, .. } in &groups {
                 let adapters: BTreeSet<_> = group.iter().map(|item| item.adapter).collect();
                 prop_assert_eq!(adapters.len(), group.len(), "an adapter twice in one pass");
                 let rows: usize = group.iter().map(|item| if let Work::Pass { rows, .. } = item.work { rows } else { 0 }).sum();

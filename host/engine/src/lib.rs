@@ -4,11 +4,14 @@
 //! the same adapter before it: solo is a pass with one member.
 
 mod adapter;
+mod cache;
 mod counters;
 mod engine;
 mod error;
 pub mod form;
+mod jobs;
 mod pass;
+pub mod plan;
 mod pool;
 mod rope;
 mod rows;
@@ -16,7 +19,9 @@ mod thread;
 mod training;
 mod trunk;
 
+pub use cache::CacheCounts;
 pub use counters::Counts;
 pub use engine::{Engine, Options};
 pub use error::TrunkError;
+pub use jobs::JobBytes;
 pub use thread::EngineHandle;

@@ -2,18 +2,21 @@
 //!
 //! Never answers a command twice, and never leaves one unanswered, even when it fails.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nodus_kernels::Device;
-use nodus_protocol::{AdapterSlot, Client, Command, EngineError, ErrorKind, Inbox, Request, channel};
+use nodus_protocol::{AdapterSlot, Client, Command, EngineError, ErrorKind, Inbox, JobSlot, Request, channel};
 use tokio::sync::mpsc::error::TryRecvError;
 
 use crate::counters::{Counters, Counts};
 use crate::engine::{Engine, chosen};
 use crate::form::{Decision, Item};
+use crate::jobs::JobBytes;
 
 /// The engine's thread, seen from outside.
 #[derive(Debug)]
@@ -32,6 +35,14 @@ impl EngineHandle {
         self.thread.join().unwrap_or_else(|_| Err(failed()))
     }
 
+    /// [`EngineHandle::join`], and what was done by then: the last counts, and each job's last figures.
+    pub fn finish(self) -> (Result<(), EngineError>, Counts, BTreeMap<JobSlot, JobBytes>) {
+        let counters = self.counters.clone();
+        let end = self.join();
+        let jobs = counters.jobs().0.clone();
+        (end, counters.read(), jobs)
+    }
+
     /// What makes a result's bits; see [`Device::class`].
     #[must_use]
     pub fn class(&self) -> &[(String, String)] {
@@ -42,6 +53,18 @@ impl EngineHandle {
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counters.read()
+    }
+
+    /// What each job holds of the device's memory; also of jobs that ended and whose figures nobody took.
+    #[must_use]
+    pub fn jobs(&self) -> BTreeMap<JobSlot, JobBytes> {
+        self.counters.jobs().0.clone()
+    }
+
+    /// The last figures of a job that ended, once.
+    #[must_use]
+    pub fn take_job(&self, job: JobSlot) -> Option<JobBytes> {
+        self.counters.jobs().take_ended(job)
     }
 }
 
@@ -56,7 +79,8 @@ impl<D: Device> Engine<D> {
         let timer = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let body = move || {
             let mut desk = Desk { waiting: Vec::new(), open: true, epoch: Instant::now(), pass_end_us: 0 };
-            let mut engine = self;
+            let (mut engine, epoch) = (self, Instant::now());
+            engine.clock = Box::new(move || u64::try_from(epoch.elapsed().as_nanos()).unwrap_or(u64::MAX));
             let served = catch_unwind(AssertUnwindSafe(|| serve(&mut engine, &mut inbox, &mut desk, &timer)));
             if served.is_err() {
                 tracing::error!("the engine's thread panicked; everything is refused from here on");
@@ -126,10 +150,12 @@ impl Desk {
 fn serve<D: Device>(engine: &mut Engine<D>, inbox: &mut Inbox, desk: &mut Desk, timer: &tokio::runtime::Runtime) {
     loop {
         desk.drain(inbox);
+        let start_ns = (engine.clock)();
         let items: Vec<Item> = desk.waiting.iter().map(|request| engine.item(&request.command, desk.us(request.sent))).collect();
         // With all clients gone there is nobody to wait for.
         let now_us = if desk.open { desk.us(Instant::now()) } else { u64::MAX };
         let decision = engine.decide(&items, now_us, desk.pass_end_us);
+        engine.counters.forming_ns.fetch_add((engine.clock)().saturating_sub(start_ns), Relaxed);
         match &decision {
             Decision::Idle if !desk.open => return,
             Decision::Idle => desk.receive(inbox, timer, None),
@@ -172,7 +198,7 @@ fn failed() -> EngineError {
 
 fn slot_of(command: &Command) -> Option<AdapterSlot> {
     match command {
-        Command::DropJob { .. } => None,
+        Command::Reserve { .. } | Command::DropJob { .. } => None,
         Command::CreateAdapter { slot, .. }
         | Command::LoadAdapter { slot, .. }
         | Command::ForwardBackward { slot, .. }

@@ -13,8 +13,12 @@ use nodus_protocol::{
 use crate::adapter::Adapter;
 use crate::engine::{Engine, no_adapter};
 use crate::error::to_job;
-use crate::pass::{Failure, Member, Pass, memory, sequence_losses};
-use crate::rows::{RowMap, order};
+use crate::pass::memory::{Keep, Sizes};
+use crate::pass::prepare::reach;
+use crate::pass::{Cuts, Failure, Member, Pass, sequence_losses};
+use crate::plan::{BatchSize, activation_bytes};
+use crate::rows::RowMap;
+use crate::trunk::Trunk;
 
 /// What a command asks of a pass.
 #[derive(Clone, Copy)]
@@ -44,10 +48,12 @@ impl<D: Device> Engine<D> {
     pub(crate) fn pass(&mut self, trunk: TrunkSlot, commands: &[&Command]) -> Vec<Result<Reply, EngineError>> {
         let asks: Vec<Result<Ask<'_>, EngineError>> = commands.iter().map(|command| self.check(command)).collect();
         let good: Vec<Ask<'_>> = asks.iter().filter_map(|ask| ask.as_ref().ok().copied()).collect();
-        let mut losses = self.losses(trunk, &good);
+        let mut losses = self.losses(trunk, &good, self.cache.is_on());
         let sound = |ask: &&Ask<'_>| losses.get(&ask.slot).is_some_and(Result::is_ok);
         let stepping = good.iter().filter(sound).filter_map(|ask| Some((ask.slot, ask.optimiser?))).collect();
+        let start_ns = (self.clock)();
         let mut steps = self.optim_steps(&stepping);
+        self.counters.step_ns.fetch_add((self.clock)().saturating_sub(start_ns), Relaxed);
         let reply = |ask: Result<Ask<'_>, EngineError>| {
             let ask = ask?;
             let losses = losses.remove(&ask.slot).unwrap_or_else(|| Err(no_adapter(ask.slot)))?;
@@ -72,6 +78,11 @@ impl<D: Device> Engine<D> {
         let adapter = self.sound_adapter(ask.slot)?;
         if let Some(trunk) = self.trunks.get(adapter.trunk.0 as usize) {
             check_batch(ask.batch, &trunk.config)?;
+            let size = BatchSize { sequences: ask.batch.sequences.len(), rows: ask.batch.rows(), labelled: ask.batch.labelled() };
+            let needed_bytes = activation_bytes(&trunk.config, &adapter.sites, size, self.device.row_align(), ask.trains);
+            let mut jobs = self.counters.jobs();
+            jobs.check_activations(ask.slot.job, needed_bytes)?;
+            jobs.passing(ask.slot.job, needed_bytes);
         }
         if let Some(optimiser) = ask.optimiser {
             check_step(optimiser, ask.batch.sequences.len() as u64, adapter.weight_sum_with(ask.batch))?;
@@ -84,55 +95,55 @@ impl<D: Device> Engine<D> {
         adapter.poison.as_ref().map_or(Ok(adapter), |poison| Err(poison.clone()))
     }
 
-    /// Losses of each ask; those that train have their gradients added to. Where memory lacks for all in one pass each runs alone, so that
-    /// only one that is too large by itself is refused.
-    fn losses(&mut self, trunk: TrunkSlot, asks: &[Ask<'_>]) -> Answers<Vec<SequenceLoss>> {
-        match self.run(trunk, asks) {
+    /// Losses of each ask; those that train have their gradients added to. Where memory lacks the trunk cache gives its own back; where it
+    /// still lacks for all in one pass each runs alone, so that only one that is too large by itself is refused.
+    fn losses(&mut self, trunk: TrunkSlot, asks: &[Ask<'_>], cached: bool) -> Answers<Vec<SequenceLoss>> {
+        match self.run(trunk, asks, cached) {
             Ok(losses) => losses,
+            Err(DeviceError::OutOfMemory { .. }) if cached => match self.cache.release(&mut self.device) {
+                Ok(()) => self.losses(trunk, asks, false),
+                Err(error) => asks.iter().map(|ask| (ask.slot, Err(to_job(&error)))).collect(),
+            },
             Err(DeviceError::OutOfMemory { needed_bytes, free_bytes }) if asks.len() > 1 => {
                 tracing::debug!(needed_bytes, free_bytes, members = asks.len(), "no room for all in one pass; each runs alone");
-                asks.iter().flat_map(|ask| self.losses(trunk, std::slice::from_ref(ask))).collect()
+                asks.iter().flat_map(|ask| self.losses(trunk, std::slice::from_ref(ask), false)).collect()
             }
             Err(error) => asks.iter().map(|ask| (ask.slot, Err(to_job(&error)))).collect(),
         }
     }
 
     /// One pass. An error means that it had no effect.
-    fn run(&mut self, trunk: TrunkSlot, asks: &[Ask<'_>]) -> Result<Answers<Vec<SequenceLoss>>, DeviceError> {
-        let Some(trunk) = self.trunks.get(trunk.0 as usize) else { return Ok(BTreeMap::new()) };
-        let mut members: Vec<Member<'_, D>> = Vec::with_capacity(asks.len());
-        let by_slot: BTreeMap<AdapterSlot, &Ask<'_>> = asks.iter().map(|ask| (ask.slot, ask)).collect();
-        for (slot, adapter) in &mut self.adapters {
-            if let Some(ask) = by_slot.get(slot) {
-                members.push(Member { slot: *slot, cut: adapter.sites.cut, adapter, batch: ask.batch, trains: ask.trains });
-            }
+    fn run(&mut self, slot: TrunkSlot, asks: &[Ask<'_>], cached: bool) -> Result<Answers<Vec<SequenceLoss>>, DeviceError> {
+        let start_ns = (self.clock)();
+        let Some(trunk) = self.trunks.get(slot.0 as usize) else { return Ok(BTreeMap::new()) };
+        let (hidden, halves) = (trunk.config.hidden_size, 2 * trunk.config.num_hidden_layers);
+        let mut members = Member::all(&mut self.adapters, &asks.iter().map(|ask| (ask.slot, (ask.batch, ask.trains))).collect());
+        if cached {
+            self.cache.begin_pass();
+            members.iter_mut().for_each(|member| member.look_up(&mut self.cache, slot, halves));
         }
-        members.sort_by_key(|member| order(member.trains, member.cut));
-
         let sources: Vec<_> = members.iter().map(Member::source).collect();
-        let map = RowMap::new(&sources, 2 * trunk.config.num_hidden_layers, self.device.row_align());
+        let map = RowMap::new(&sources, halves, self.device.row_align());
         drop(sources);
-        let values = match run_pass(&mut self.device, trunk, &map, &mut members, self.options.kept_bytes_max) {
-            Ok(values) => values,
+        let (come_in, computed) = (reach(&map, &members, true).len(), reach(&map, &members, false));
+        let missed = computed.len();
+        let mut slots = self.cache.make_room(&mut self.device, computed, hidden)?;
+        let keep = plan_pass(&self.device, trunk, &map, &members, self.options.kept_bytes_max)?;
+        self.counters.forming_ns.fetch_add((self.clock)().saturating_sub(start_ns), Relaxed);
+
+        let cuts = Cuts { cache: &self.cache, slots: &mut slots };
+        let outcome = match Pass::new(&mut self.device, trunk, &map, &mut members, cuts, &self.clock).run(&keep) {
+            Ok(outcome) => outcome,
             Err(Failure { error, torn: false }) => return Err(error),
             Err(Failure { error, torn: true }) => {
                 let error = to_job(&error);
-                let poison = |member: Member<'_, D>| {
-                    if member.trains {
-                        member.adapter.poison = Some(error.clone());
-                    }
-                    (member.slot, Err(error.clone()))
-                };
-                return Ok(members.into_iter().map(poison).collect());
+                return Ok(members.into_iter().map(|member| (member.slot, Err(tear(member, &error)))).collect());
             }
         };
-
-        let (computed, spared) = map.work();
-        self.counters.passes.fetch_add(1, Relaxed);
-        self.counters.rows.fetch_add(asks.iter().map(|ask| ask.batch.rows() as u64).sum(), Relaxed);
-        self.counters.row_halves.fetch_add(computed, Relaxed);
-        self.counters.row_halves_spared.fetch_add(spared, Relaxed);
-        let settle = |(number, member): (usize, Member<'_, D>)| (member.slot, settle(member, map.losses_of(number, &values)));
+        self.cache.keep(slots);
+        self.cache.count(come_in, missed);
+        self.counters.count_pass(asks.iter().map(|ask| ask.batch.rows()), map.work(), (outcome.trunk_ns, outcome.above_ns));
+        let settle = |(number, member): (usize, Member<'_, D>)| (member.slot, settle(member, map.losses_of(number, &outcome.losses)));
         Ok(members.into_iter().enumerate().map(settle).collect())
     }
 
@@ -149,6 +160,10 @@ impl<D: Device> Engine<D> {
             }
         }
         let mut norms = vec![0.0; count];
+        if (count * size_of::<f32>()) as u64 > self.device.free_bytes() {
+            // A failure of the device shows at the step.
+            drop(self.cache.release(&mut self.device));
+        }
         let items = stepping.iter_mut().enumerate().map(|(index, (_, optimiser, adapter))| item(index, optimiser, adapter)).collect();
         if let Err(error) = adamw(&mut self.device, items, &mut norms) {
             let error = to_job(&error);
@@ -158,22 +173,26 @@ impl<D: Device> Engine<D> {
     }
 }
 
-/// Plans and runs a pass; one without labelled rows does nothing.
-fn run_pass<D: Device>(
-    device: &mut D,
-    trunk: &crate::trunk::Trunk<D>,
+/// What each layer of a pass keeps.
+fn plan_pass<D: Device>(
+    device: &D,
+    trunk: &Trunk<D>,
     map: &RowMap,
-    members: &mut [Member<'_, D>],
+    members: &[Member<'_, D>],
     kept_bytes_max: u64,
-) -> Result<Vec<f32>, Failure> {
-    if map.tokens.is_empty() {
-        return Ok(Vec::new());
-    }
-    let rank = |layer, module| members.iter().filter_map(|member| member.adapter.sites.get(layer, module)).map(|site| site.rank).max();
+) -> Result<Vec<Keep>, DeviceError> {
+    let ranks = |layer, module| members.iter().filter_map(move |member| Some(member.adapter.sites.get(layer, module)?.rank));
     let free_bytes = device.free_bytes();
-    let keep = memory::plan(&trunk.config, map, |layer, module| rank(layer, module).unwrap_or(0), kept_bytes_max, free_bytes);
-    let keep = keep.map_err(|needed_bytes| Failure { error: DeviceError::OutOfMemory { needed_bytes, free_bytes }, torn: false })?;
-    Pass::new(device, trunk, map, members).run(&keep)
+    let sizes = Sizes::of(&trunk.config, map, |layer, module| ranks(layer, module).max().unwrap_or(0));
+    sizes.plan(kept_bytes_max, free_bytes).map_err(|needed_bytes| DeviceError::OutOfMemory { needed_bytes, free_bytes })
+}
+
+/// After a failure amid gradients: what the member has accumulated can no longer be trusted.
+fn tear<D: Device>(member: Member<'_, D>, error: &EngineError) -> EngineError {
+    if member.trains {
+        member.adapter.poison = Some(error.clone());
+    }
+    error.clone()
 }
 
 /// Books a pass's losses on the member, or ends it.

@@ -92,6 +92,17 @@ pub enum Command {
         /// Which.
         slot: AdapterSlot,
     },
+    /// Reserves device memory for a job, in place of what was reserved for it: from here on its adapters and the activations of its batches
+    /// must lie within these bounds, whatever other jobs hold. `QuotaExceeded`, with the numbers, where there is not as much beside what is
+    /// reserved for others. Ends with `DropJob`. Answers `Done`.
+    Reserve {
+        /// For which.
+        job: JobSlot,
+        /// For weights, gradients and moments of all its adapters.
+        adapter_bytes: u64,
+        /// For the activations of its largest batch.
+        activation_bytes: u64,
+    },
     /// Gives up everything of a job: pending commands are answered `cancelled`-like (`DeviceLost` is never used for it) by
     /// dropping their reply, memory is given back, zeroed. Answers `Done`.
     DropJob {

@@ -2,8 +2,6 @@
 //!
 //! Never computes a gradient that no adapter of a member needs.
 
-use std::rc::Rc;
-
 use nodus_kernels::{Device, DeviceError, Layout};
 use nodus_protocol::Module;
 
@@ -35,9 +33,8 @@ impl<D: Device> Pass<'_, '_, D> {
                 None => break,
                 Some(LayerTape::Whole(attention, mlp)) => (attention, mlp),
                 Some(LayerTape::Input(input)) => {
-                    let (middle, attention) = self.attention(layer, &input)?;
-                    let (_, mlp) = self.mlp(layer, &Rc::new(middle))?;
-                    (Some(Box::new(attention)), Box::new(mlp))
+                    let (_, attention, mlp) = self.layer(layer, &input)?;
+                    (attention, mlp)
                 }
             };
             let last = layer + 1 == layers;
@@ -205,7 +202,7 @@ impl<D: Device> Pass<'_, '_, D> {
     /// Takes the gradient from the level of a half layer to the level below, where one begins there.
     fn descend(&mut self, half: usize, labelled: bool, gradient: Buffer<D>) -> Result<Buffer<D>, DeviceError> {
         let (map, hidden) = (self.map, self.trunk.config.hidden_size);
-        let (_, Some(below)) = map.level(half) else { return Ok(gradient) };
+        let Some(below) = map.beneath(half) else { return Ok(gradient) };
         let Some(rows) = map.below(Stage::first_of(half), below, below.view(labelled)) else { return Ok(gradient) };
         self.gather(&rows, &Level::descent(&rows), hidden, &gradient)
     }

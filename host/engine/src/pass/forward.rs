@@ -11,31 +11,49 @@ use super::memory::Keep;
 use super::{AttentionTape, Buffer, Inner, LayerTape, MlpTape, Pass, lora_rows};
 use crate::rows::{Level, View};
 
+/// The residual stream after a layer, and the tapes of its attention and its MLP.
+type Layer<D> = (Buffer<D>, Option<Box<AttentionTape<D>>>, Box<MlpTape<D>>);
+
 impl<D: Device> Pass<'_, '_, D> {
     /// Embedding and all layers: the residual stream at the top, and one tape a layer that the backward pass reaches, bottom up.
     pub(super) fn forward(&mut self, keep: &[Keep]) -> Result<(Buffer<D>, Vec<LayerTape<D>>), DeviceError> {
         let map = self.map;
-        let (level, _) = map.level(0);
-        let mut residual = self.activation(&level.all.rows, self.trunk.config.hidden_size)?;
-        self.device.embed(&level.all.rows, &map.tokens, &self.trunk.embed, &mut residual)?;
+        let lowest = &map.level(0).0.all.rows;
+        let mut residual = self.activation(lowest, self.trunk.config.hidden_size)?;
+        if map.first_half() == 0 {
+            self.device.embed(lowest, &map.tokens, &self.trunk.embed, &mut residual)?;
+        }
         let mut tapes = Vec::new();
-        for (layer, keep) in keep.iter().enumerate() {
-            let input = Rc::new(residual);
-            let (middle, attention) = self.attention(layer, &input)?;
-            let attention = matches!(keep, Keep::Whole { attention: true }).then(|| Box::new(attention));
-            let (out, mlp) = self.mlp(layer, &Rc::new(middle))?;
+        for (layer, keep) in keep.iter().enumerate().skip(map.first_half() / 2) {
+            let input = Rc::new(self.join(2 * layer, residual)?);
+            let (out, attention, mlp) = self.layer(layer, &input)?;
             match keep {
                 Keep::Nothing => {}
                 Keep::Input => tapes.push(LayerTape::Input(input)),
-                Keep::Whole { .. } => tapes.push(LayerTape::Whole(attention, Box::new(mlp))),
+                Keep::Whole { attention: kept } => tapes.push(LayerTape::Whole(attention.filter(|_| *kept), mlp)),
             }
             residual = out;
         }
         Ok((residual, tapes))
     }
 
+    /// A layer on what [`Pass::join`] made of the residual stream: the stream after it, and the tapes of its halves. There is none of the
+    /// attention where all rows come in above it.
+    pub(super) fn layer(&mut self, layer: usize, input: &Rc<Buffer<D>>) -> Result<Layer<D>, DeviceError> {
+        let (middle, attention) = if 2 * layer < self.map.first_half() {
+            let none = &self.map.level(2 * layer).0.all.rows;
+            (self.activation(none, self.trunk.config.hidden_size)?, None)
+        } else {
+            let (middle, tape) = self.attention(layer, input)?;
+            (middle, Some(Box::new(tape)))
+        };
+        let middle = self.join(2 * layer + 1, middle)?;
+        let (out, mlp) = self.mlp(layer, &Rc::new(middle))?;
+        Ok((out, attention, Box::new(mlp)))
+    }
+
     /// The attention half of a layer: the residual stream after it (the labelled rows alone in the last layer), and its tape.
-    pub(super) fn attention(&mut self, layer: usize, input: &Rc<Buffer<D>>) -> Result<(Buffer<D>, AttentionTape<D>), DeviceError> {
+    fn attention(&mut self, layer: usize, input: &Rc<Buffer<D>>) -> Result<(Buffer<D>, AttentionTape<D>), DeviceError> {
         let (trunk, map) = (self.trunk, self.map);
         let Some(weights) = trunk.layers.get(layer) else { return Err(no_layer(layer)) };
         let (hidden, shape) = (trunk.config.hidden_size, trunk.attention_shape());
@@ -91,7 +109,7 @@ impl<D: Device> Pass<'_, '_, D> {
     }
 
     /// The MLP half of a layer: the residual stream after it, and its tape.
-    pub(super) fn mlp(&mut self, layer: usize, input: &Rc<Buffer<D>>) -> Result<(Buffer<D>, MlpTape<D>), DeviceError> {
+    fn mlp(&mut self, layer: usize, input: &Rc<Buffer<D>>) -> Result<(Buffer<D>, MlpTape<D>), DeviceError> {
         let (trunk, map) = (self.trunk, self.map);
         let Some(weights) = trunk.layers.get(layer) else { return Err(no_layer(layer)) };
         let (hidden, width) = (trunk.config.hidden_size, trunk.config.intermediate_size);

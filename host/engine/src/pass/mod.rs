@@ -4,14 +4,19 @@
 
 mod backward;
 mod forward;
+mod join;
 pub(crate) mod memory;
+pub(crate) mod prepare;
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use nodus_kernels::{Device, DeviceError, Layout, LoraGrads, LoraRows, Use};
 use nodus_protocol::{AdapterSlot, Batch, Module, SequenceLoss};
 
 use crate::adapter::{Adapter, Sites};
+use crate::cache::{Key, Slot, TrunkCache};
+use crate::engine::Clock;
 use crate::pool::{Lent, Pool};
 use crate::rows::{Level, RowMap, Source, Stage};
 use crate::trunk::Trunk;
@@ -24,12 +29,17 @@ pub(crate) struct Member<'a, D: Device> {
     pub(crate) batch: &'a Batch,
     pub(crate) cut: Stage,
     pub(crate) trains: bool,
+    /// For each sequence its name in the trunk cache; none for those that nobody may share. Empty without a cache.
+    pub(crate) keys: Vec<Option<Arc<Key>>>,
+    /// For each sequence whether the cache has its rows.
+    pub(crate) at_hand: Vec<bool>,
 }
 
-impl<'a, D: Device> Member<'a, D> {
+impl<D: Device> Member<'_, D> {
     /// What the row map sees of it.
-    pub(crate) fn source(&self) -> Source<'a> {
-        Source { batch: self.batch, cohort: self.adapter.cohort, cut: self.cut, trains: self.trains }
+    pub(crate) fn source(&self) -> Source<'_> {
+        let Self { batch, cut, trains, at_hand, .. } = self;
+        Source { batch, cohort: self.adapter.cohort, cut: *cut, trains: *trains, at_hand }
     }
 }
 
@@ -39,7 +49,27 @@ pub(crate) struct Pass<'a, 'm, D: Device> {
     trunk: &'a Trunk<D>,
     map: &'a RowMap,
     members: &'a mut [Member<'m, D>],
+    cuts: Cuts<'a, D>,
+    clock: &'a Clock,
+    /// When everything below the lowest cut was done.
+    trunk_end_ns: Option<u64>,
     pool: Pool<D::Buffer>,
+}
+
+/// Rows at the members' cuts: those at hand, and where those that a pass computes are to be kept.
+pub(crate) struct Cuts<'a, D: Device> {
+    pub(crate) cache: &'a TrunkCache<D>,
+    pub(crate) slots: &'a mut [Slot<D>],
+}
+
+/// What a pass found, and how long it took.
+pub(crate) struct Outcome {
+    /// The loss of each row of the top level's labelled rows.
+    pub(crate) losses: Vec<f32>,
+    /// Below every member's cut, in nanoseconds.
+    pub(crate) trunk_ns: u64,
+    /// From the lowest cut up and back, in nanoseconds.
+    pub(crate) above_ns: u64,
 }
 
 type Buffer<D> = Lent<<D as Device>::Buffer>;
@@ -86,14 +116,25 @@ pub(crate) struct Failure {
 }
 
 impl<'a, 'm, D: Device> Pass<'a, 'm, D> {
-    pub(crate) fn new(device: &'a mut D, trunk: &'a Trunk<D>, map: &'a RowMap, members: &'a mut [Member<'m, D>]) -> Self {
-        Self { device, trunk, map, members, pool: Pool::new() }
+    pub(crate) fn new(
+        device: &'a mut D,
+        trunk: &'a Trunk<D>,
+        map: &'a RowMap,
+        members: &'a mut [Member<'m, D>],
+        cuts: Cuts<'a, D>,
+        clock: &'a Clock,
+    ) -> Self {
+        Self { device, trunk, map, members, cuts, clock, trunk_end_ns: None, pool: Pool::new() }
     }
 
-    /// Runs the pass and gives the loss of each row of the top level's labelled rows. Gradients of the members that train are added to.
-    pub(crate) fn run(&mut self, keep: &[Keep]) -> Result<Vec<f32>, Failure> {
+    /// Runs the pass. Gradients of the members that train are added to.
+    pub(crate) fn run(&mut self, keep: &[Keep]) -> Result<Outcome, Failure> {
         let clean = |error| Failure { error, torn: false };
         let torn = |error| Failure { error, torn: true };
+        let start_ns = (self.clock)();
+        if self.map.weights.is_empty() {
+            return Ok(Outcome { losses: Vec::new(), trunk_ns: 0, above_ns: 0 });
+        }
         let (residual, tapes) = self.forward(keep).map_err(clean)?;
         let (losses, gradient) = self.top(residual).map_err(clean)?;
         if let Some(gradient) = gradient {
@@ -101,7 +142,9 @@ impl<'a, 'm, D: Device> Pass<'a, 'm, D> {
         }
         let mut values = vec![0.0; self.map.weights.len()];
         self.device.download(&losses, 0, &mut values).map_err(torn)?;
-        Ok(values)
+        let (trunk_end_ns, end_ns) = (self.trunk_end_ns.unwrap_or(start_ns), (self.clock)());
+        let (trunk_ns, above_ns) = (trunk_end_ns.saturating_sub(start_ns), end_ns.saturating_sub(trunk_end_ns));
+        Ok(Outcome { losses: values, trunk_ns, above_ns })
     }
 
     fn buffer(&mut self, usage: Use, rows: &Layout, width: usize) -> Result<Buffer<D>, DeviceError> {

@@ -3,11 +3,23 @@
 #[cfg(test)]
 mod adapters;
 #[cfg(test)]
+mod apart;
+#[cfg(test)]
 mod broken;
+#[cfg(test)]
+mod cache;
+#[cfg(test)]
+mod exactness;
+#[cfg(test)]
+mod faults;
 #[cfg(test)]
 mod golden;
 #[cfg(test)]
+mod jobs;
+#[cfg(test)]
 mod memory;
+#[cfg(test)]
+mod mix;
 #[cfg(test)]
 mod semantics;
 #[cfg(test)]

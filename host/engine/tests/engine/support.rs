@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use nodus_engine::{Engine, Options};
 use nodus_kernels::cpu::CpuDevice;
-use nodus_kernels::{HostTensor, philox, uniform};
+use nodus_kernels::{Device, HostTensor, philox, uniform};
 use nodus_protocol::{
     AdamW, AdapterSlot, AdapterWeights, Architecture, Batch, Command, EngineError, JobSlot, LayerSelection, LoraConfig, ModelConfig,
     Module, Normalisation, Reply, Sequence, SequenceLoss, StepReport, TrunkSlot,
@@ -74,7 +74,7 @@ pub(crate) fn tensors(model: &ModelConfig) -> BTreeMap<String, HostTensor> {
     shapes.into_iter().enumerate().map(fill).collect()
 }
 
-pub(crate) fn engine_with(model: &ModelConfig, device: CpuDevice, options: Options) -> Engine<CpuDevice> {
+pub(crate) fn engine_with<D: Device>(model: &ModelConfig, device: D, options: Options) -> Engine<D> {
     let mut engine = Engine::new(device, options);
     assert_eq!(engine.add_trunk(model, &tensors(model)).unwrap(), TRUNK);
     engine
@@ -176,12 +176,14 @@ pub(crate) fn bits(reply: &Result<Reply, EngineError>) -> String {
     match reply {
         Ok(Reply::Step(r)) => {
             format!(
-                "step {} {:x} {:x} {:x} {}",
+                "step {} {:x} {:x} {:x} {:x} {} {}",
                 r.step,
                 r.loss.to_bits(),
                 r.grad_norm.to_bits(),
                 r.sums.loss_sum.to_bits(),
-                r.sums.labelled
+                r.sums.weight_sum.to_bits(),
+                r.sums.labelled,
+                r.sums.sequences
             )
         }
         Ok(Reply::Loss(losses)) => {

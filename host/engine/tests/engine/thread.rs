@@ -1,10 +1,12 @@
 //! The engine's thread: several clients at once, its end, and its failure.
 
+use std::time::Instant;
+
 use nodus_engine::{Engine, Options};
-use nodus_protocol::{Architecture, Client, Command, ErrorKind, JobSlot, ModelConfig, Reply};
+use nodus_protocol::{Architecture, Client, Command, ErrorKind, JobSlot, LayerSelection, ModelConfig, Module, Reply};
 
 use crate::broken::{Broken, How};
-use crate::support::{TRUNK, all_linear, batch, bits, create, engine, model, slot, tensors, train};
+use crate::support::{TRUNK, all_linear, batch, bits, create, engine, lora, model, slot, tensors, train};
 
 async fn job(client: Client, model: ModelConfig, number: u32) -> Vec<String> {
     let mut replies = vec![bits(&client.call(create(slot(number), all_linear(), Some(1))).await)];
@@ -45,6 +47,44 @@ fn clients_at_once_get_what_each_gets_alone_and_share_passes() {
     assert!(counts.passes < 16, "{} passes for 16 steps: nothing shared one", counts.passes);
     drop(client);
     handle.join().unwrap();
+}
+
+/// Times are those of the thread: all of a pass is booked, and without a thread nothing is.
+#[test]
+fn the_time_of_a_pass_is_booked_below_and_above_the_lowest_cut() {
+    let model = model(Architecture::Llama);
+    let high = lora(2, &[Module::DownProj], LayerSelection::Last(1));
+    let (client, handle) = engine(&model).spawn(8).unwrap();
+    let start = Instant::now();
+    let times = |config| {
+        let before = handle.counts();
+        runtime().block_on(async {
+            client.call(create(slot(0), config, None)).await.unwrap();
+            for _ in 0..20 {
+                client.call(train(slot(0), &batch(&model, 1, &[60, 50]))).await.unwrap();
+            }
+            client.call(Command::DropJob { job: JobSlot(0) }).await.unwrap();
+        });
+        let after = handle.counts();
+        assert_eq!((after.members - before.members, after.passes - before.passes), (20, 20));
+        assert!(after.step_ns > before.step_ns && after.forming_ns > before.forming_ns);
+        (after.trunk_ns - before.trunk_ns, after.above_ns - before.above_ns)
+    };
+    let ((low_trunk, low_above), (high_trunk, high_above)) = (times(all_linear()), times(high));
+    // With the cut at the bottom there is nothing below it but the embedding; with the cut at the top there is all but one layer's half.
+    assert!(low_trunk < low_above / 4, "{low_trunk} below, {low_above} above");
+    assert!(high_trunk > high_above / 4, "{high_trunk} below, {high_above} above");
+    let counts = handle.counts();
+    let booked = counts.trunk_ns + counts.above_ns + counts.step_ns + counts.forming_ns;
+    assert!(u128::from(booked) <= start.elapsed().as_nanos(), "more time is booked than went by");
+    drop(client);
+    handle.join().unwrap();
+
+    let mut without = engine(&model);
+    without.execute(create(slot(0), all_linear(), None)).unwrap();
+    without.execute(train(slot(0), &batch(&model, 1, &[9]))).unwrap();
+    let counts = without.counts();
+    assert_eq!([counts.trunk_ns, counts.above_ns, counts.step_ns, counts.forming_ns], [0; 4]);
 }
 
 #[test]

@@ -170,6 +170,10 @@ fn serve(engine: Engine, mut inbox: Inbox, seen: &Mutex<Vec<String>>) {
                 see(format!("drop-adapter {}", slot.index));
                 Ok(Reply::Done)
             }
+            Command::Reserve { job, .. } => {
+                see(format!("reserve {}", job.0));
+                Ok(Reply::Done)
+            }
             Command::DropJob { job } => {
                 see(format!("drop-job {}", job.0));
                 Ok(Reply::Done)

@@ -1,0 +1,47 @@
+//! What a job will need of the device's memory, before it runs.
+//!
+//! Knows no device and no neighbour: the sizes of one job in, bytes out.
+
+use nodus_protocol::{LoraConfig, ModelConfig};
+
+use crate::adapter::Sites;
+use crate::pass::memory::{HalfRows, Sizes, Streams};
+use crate::rows::Stage;
+
+/// The size of a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BatchSize {
+    /// Number of sequences.
+    pub sequences: usize,
+    /// Rows of all of them.
+    pub rows: usize,
+    /// Rows with a weight above 0.
+    pub labelled: usize,
+}
+
+/// Bytes that a job needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// An adapter's weights, gradient and moments, from its creation to its end.
+    pub adapter_bytes: u64,
+    /// The activations of one training step on a batch of this size, alone in its pass. With more a step is faster, never different.
+    pub activation_bytes: u64,
+}
+
+/// What an adapter of this configuration, which [`LoraConfig::validate`] has passed, needs to train on batches of at most this size.
+/// `row_align` is the device's ([`nodus_kernels::Device::row_align`]; 1 on a CPU).
+#[must_use]
+pub fn needs(model: &ModelConfig, config: &LoraConfig, batch: BatchSize, row_align: usize) -> Needs {
+    let sites = Sites::new(config, model);
+    Needs { adapter_bytes: sites.state_bytes(), activation_bytes: activation_bytes(model, &sites, batch, row_align, true) }
+}
+
+/// The same for an adapter that is there, in a pass that trains or one that does not.
+pub(crate) fn activation_bytes(model: &ModelConfig, sites: &Sites, batch: BatchSize, row_align: usize, trains: bool) -> u64 {
+    // Each sequence begins at a multiple of the alignment.
+    let padding = batch.sequences * row_align.saturating_sub(1);
+    let own = Streams { all: batch.rows + padding, labelled: batch.labelled + padding };
+    let rank = |layer, module| sites.get(layer, module).map_or(0, |site| site.rank);
+    let lowest_cut: Option<Stage> = trains.then_some(sites.cut);
+    Sizes::new(model, lowest_cut, rank, |_| HalfRows { own, ..HalfRows::default() }).least()
+}

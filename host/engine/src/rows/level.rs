@@ -1,0 +1,156 @@
+//! One level of a pass: the rows of some consecutive half layers, and which member's they are.
+//!
+//! Never computes: layouts and indices.
+
+use std::ops::Range;
+
+use nodus_kernels::Layout;
+use nodus_protocol::Sequence;
+
+use super::source::{Needed, Source, needed};
+
+/// Rows in a buffer, and where they come from at a fan-out.
+#[derive(Debug)]
+pub(crate) struct View {
+    pub(crate) rows: Layout,
+    /// For each buffer row the row of the level below that it continues; none where the level below is the embedding.
+    pub(crate) origin: Option<Vec<u32>>,
+}
+
+/// The streams of some consecutive half layers: blocks of rows, each of one member above its cut or of several below theirs.
+///
+/// At one half layer two levels may begin: one in which rows come in that were at hand, then one in which streams fan out.
+#[derive(Debug)]
+pub(crate) struct Level {
+    pub(super) first_half: usize,
+    /// Every row that a labelled row of its sequence can see. Sequences without labelled rows have none, nor have those that come in higher up.
+    pub(crate) all: View,
+    /// The labelled rows, for the last layer above keys and values; segments correspond to those of `all`.
+    pub(crate) labelled: View,
+    /// For each row of `labelled` its row in `all`.
+    pub(crate) narrow: Vec<u32>,
+    /// Each member's segments. Members of one stream have the same.
+    pub(super) members: Vec<Range<usize>>,
+    pub(super) streams: Vec<Vec<usize>>,
+}
+
+impl Level {
+    pub(super) fn new(sources: &[Source<'_>], streams: Vec<Vec<usize>>, first_half: usize, below: Option<&Level>, align: usize) -> Self {
+        let mut members = vec![0..0; sources.len()];
+        let mut rows: Vec<(u32, Needed)> = Vec::new();
+        for stream in &streams {
+            let start = rows.len();
+            let batch = stream.first().and_then(|owner| sources.get(*owner)).map(|source| source.batch);
+            rows.extend(batch.into_iter().flat_map(needed).map(|(number, needed)| {
+                let here = stream.iter().filter_map(|member| sources.get(*member)).any(|source| source.is_in(number, first_half));
+                (number, if here { needed } else { Needed::default() })
+            }));
+            for member in stream {
+                if let Some(segments) = members.get_mut(*member) {
+                    *segments = start..rows.len();
+                }
+            }
+        }
+        let all = Layout::new(rows.iter().map(|(sequence, needed)| (*sequence, needed.positions.as_slice())), align);
+        let labelled = Layout::new(rows.iter().map(|(sequence, needed)| (*sequence, needed.labelled.as_slice())), align);
+        let narrow = narrow(&all, &labelled);
+        let mut level = Self {
+            first_half,
+            all: View { rows: all, origin: None },
+            labelled: View { rows: labelled, origin: None },
+            narrow,
+            members,
+            streams,
+        };
+        if let Some(below) = below {
+            level.all.origin = Some(level.origin(&level.all.rows, below, &below.all.rows));
+            level.labelled.origin = Some(level.origin(&level.labelled.rows, below, &below.labelled.rows));
+        }
+        level
+    }
+
+    pub(super) fn equals(&self, other: &Self) -> bool {
+        self.streams == other.streams && self.all.rows == other.all.rows
+    }
+
+    /// Whether the sequence of this segment has rows here.
+    pub(super) fn has(&self, segment: usize) -> bool {
+        self.all.rows.segments().get(segment).is_some_and(|segment| segment.rows > 0)
+    }
+
+    /// The rows of a view of this level that are in the level below too.
+    pub(crate) fn going_on(&self, view: &View, below: &Level) -> Option<Layout> {
+        let rows = view.rows.select(|segment| below.has(segment));
+        below.all.rows.segments().iter().any(|segment| segment.rows > 0).then_some(rows)
+    }
+
+    /// Rows of the last layer above keys and values, or of any other place.
+    pub(crate) fn view(&self, above_last_keys: bool) -> &View {
+        if above_last_keys { &self.labelled } else { &self.all }
+    }
+
+    /// A member's segments.
+    pub(crate) fn segments(&self, member: usize) -> Range<usize> {
+        self.members.get(member).cloned().unwrap_or_default()
+    }
+
+    /// For each row of the level below, on which a member of the backward pass stands, its row in this level: the same row, since these
+    /// members come first in both.
+    pub(crate) fn descent(rows: &Layout) -> Vec<u32> {
+        (0..rows.rows()).map(|row| if is_row(rows, row) { row as u32 } else { 0 }).collect()
+    }
+
+    /// For each row of `rows`, a layout of this level, its row in the same layout of the level below.
+    fn origin(&self, rows: &Layout, below: &Level, below_rows: &Layout) -> Vec<u32> {
+        let mut origin = vec![0; rows.rows()];
+        for stream in &self.streams {
+            let Some(&owner) = stream.first() else { continue };
+            let (own, other) = (rows.segments().get(self.segments(owner)), below_rows.segments().get(below.segments(owner)));
+            for (to, from) in own.into_iter().flatten().zip(other.into_iter().flatten()) {
+                for (slot, row) in origin.iter_mut().skip(to.start).take(to.rows).zip(from.start..from.start + from.rows) {
+                    *slot = row as u32;
+                }
+            }
+        }
+        origin
+    }
+
+    /// One value a buffer row, taken from its sequence at its position; the default for padding.
+    pub(super) fn values<T: Copy + Default>(&self, rows: &Layout, sources: &[Source<'_>], list: impl Fn(&Sequence) -> &[T]) -> Vec<T> {
+        let mut values = vec![T::default(); rows.rows()];
+        for stream in &self.streams {
+            let Some((owner, source)) = stream.first().and_then(|owner| Some((*owner, sources.get(*owner)?))) else { continue };
+            for segment in rows.segments().get(self.segments(owner)).unwrap_or_default() {
+                let Some(sequence) = source.batch.sequences.get(segment.sequence as usize) else { continue };
+                let places = rows.positions().iter().zip(&mut values).skip(segment.start).take(segment.rows);
+                for (position, value) in places {
+                    *value = list(sequence).get(*position as usize).copied().unwrap_or_default();
+                }
+            }
+        }
+        values
+    }
+}
+
+/// For each labelled row its row among all.
+fn narrow(all: &Layout, labelled: &Layout) -> Vec<u32> {
+    let mut index = vec![0; labelled.rows()];
+    for (from, to) in all.segments().iter().zip(labelled.segments()) {
+        let places = labelled.positions().iter().zip(&mut index).skip(to.start).take(to.rows);
+        for (position, slot) in places {
+            *slot = from.start as u32 + position;
+        }
+    }
+    index
+}
+
+fn is_row(rows: &Layout, row: usize) -> bool {
+    rows.positions().get(row).is_some_and(|position| *position != u32::MAX)
+}
+
+pub(super) fn select(level: &Level, view: &View, chosen: impl Fn(usize) -> bool) -> Option<Layout> {
+    let segments: Vec<Range<usize>> =
+        (0..level.members.len()).filter(|member| chosen(*member)).map(|member| level.segments(member)).collect();
+    let rows = view.rows.select(|segment| segments.iter().any(|range| range.contains(&segment)));
+    rows.segments().iter().any(|segment| segment.rows > 0).then_some(rows)
+}
