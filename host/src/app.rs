@@ -7,12 +7,13 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 
-use crate::cli::{Cli, DataMode, Mode, ModelMode};
+use crate::books::Books;
+use crate::cli::{AuditMode, Cli, DataMode, Mode, ModelMode};
 use crate::error::{Ending, user};
 use crate::paths::Paths;
 use crate::store::Store;
 use crate::text::bytes;
-use crate::{doctor, import, run};
+use crate::{audit, doctor, import, run};
 
 /// What `main` knows of where the program runs.
 #[derive(Clone)]
@@ -37,7 +38,12 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
     if matches!(cli.mode, Mode::Doctor) {
         return doctor::report(paths, data_dir, out).map(|()| Ending::Done);
     }
+    if let Mode::Audit(AuditMode::Verify(args)) = &cli.mode {
+        // An auditor's machine need not be a host: nothing is made.
+        return audit::verify(paths, data_dir, args, out);
+    }
     let store = Store::open(paths.create_dir_all(data_dir)?)?;
+    Books::prepare(store.dir()?)?;
     let said = match &cli.mode {
         Mode::Model(ModelMode::Import { path, name, no_tokenizer }) => {
             let model = import::model(&store, paths, path, name, *no_tokenizer)?;
@@ -60,7 +66,9 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
             vec![format!("removed data set `{name}`")]
         }
         Mode::Run(args) => return run::run(&store, paths, args, surroundings.is_terminal, out),
-        Mode::Doctor => Vec::new(),
+        Mode::Audit(AuditMode::Replay(args)) => return audit::replay(&store, paths, args, surroundings.is_terminal, out),
+        Mode::Audit(AuditMode::Ledger(args)) => return audit::ledger(&store, args, out),
+        Mode::Audit(AuditMode::Verify(_)) | Mode::Doctor => Vec::new(),
     };
     for line in said {
         writeln!(out, "{line}").context("writing to standard output")?;

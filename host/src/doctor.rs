@@ -10,12 +10,10 @@ use nodus_kernels::Device as _;
 use nodus_kernels::cpu::CpuDevice;
 use nodus_sandbox::{Sandbox, SandboxOptions};
 
+use crate::machine;
 use crate::paths::{Paths, shown};
 use crate::store::Store;
 use crate::text::bytes;
-
-/// Where Linux says how much memory there is.
-const MEMORY: &str = "/proc/meminfo";
 
 /// Writes the report.
 ///
@@ -61,15 +59,12 @@ fn data_folder(paths: Paths, data_dir: &Path) -> String {
 
 /// Memory of the machine; a run needs the model's weights in float32 and about 1 GB.
 fn memory(paths: Paths) -> String {
-    let text = paths.read(Path::new(MEMORY), 1 << 20).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
-    let figure = |key: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-        line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kib| bytes(kib * 1024))
-    };
-    match (figure("MemTotal"), figure("MemAvailable")) {
-        (Some(total), Some(free)) => format!("{total}, {free} free; a run needs the weights in float32 and about 1 GB"),
-        _ => "not known on this system".to_owned(),
+    match machine::memory(paths) {
+        Some(memory) => {
+            let (total, free) = (bytes(memory.total), bytes(memory.available));
+            format!("{total}, {free} free; a run needs the weights in float32 and about 1 GB")
+        }
+        None => "not known on this system".to_owned(),
     }
 }
 

@@ -48,6 +48,12 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     if error.downcast_ref::<UserError>().is_some() { 2 } else { 1 }
 }
 
+/// Whether all that failed is that nobody reads our output any more.
+#[must_use]
+pub fn is_reader_gone(error: &anyhow::Error) -> bool {
+    error.root_cause().downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
 /// What exists, for an error about something that does not: `; there are: a, b`, or how to make one.
 pub(crate) fn there_are<T: Display>(existing: &[T], how_to_add: &str) -> String {
     if existing.is_empty() {

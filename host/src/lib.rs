@@ -3,14 +3,19 @@
 //! Holds no ambient authority of its own: `main` hands it in.
 
 pub mod app;
+mod audit;
+mod books;
 pub mod cli;
 mod doctor;
 pub mod error;
 mod import;
+mod machine;
+pub mod manifest;
 pub mod name;
 pub mod paths;
 pub mod receipt;
 pub mod run;
 pub mod settings;
 pub mod store;
+pub mod sweep;
 pub mod text;

@@ -10,9 +10,13 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use nodus_host::app::{self, Surroundings};
 use nodus_host::cli::Cli;
-use nodus_host::error::exit_code;
+use nodus_host::error::{exit_code, is_reader_gone};
 use nodus_host::paths::Paths;
+use nodus_host::text::escape_lines;
 use tracing_subscriber::EnvFilter;
+
+/// Characters of an error message that are shown.
+const ERROR_CHARS_MAX: usize = 4000;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -23,9 +27,13 @@ fn main() -> ExitCode {
         Surroundings { paths: Paths::new(cap_std::ambient_authority()), data_dir: data_dir(), is_terminal: io::stderr().is_terminal() };
     match app::run(&cli, &surroundings, &mut io::stdout().lock()) {
         Ok(ending) => ExitCode::from(ending.exit_code()),
+        // `nodus-host ... | head`: whoever read our output has seen enough.
+        Err(error) if is_reader_gone(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let code = exit_code(&error);
             let text = if code == 2 { format!("error: {error}") } else { format!("error on our side: {error:#}") };
+            // File names and what stands in files may hold anything, terminal escapes too.
+            let text = escape_lines(&text, ERROR_CHARS_MAX);
             drop(writeln!(io::stderr(), "{text}"));
             ExitCode::from(code)
         }

@@ -1,71 +1,66 @@
 //! The receipt of a finished run: an in-toto statement (Statement v1) over the adapter's files.
 //!
-//! Holds times in one object, `times`; everything else is a function of what went in. Not signed: an envelope is not its business.
+//! Holds times in one object, `times`; but for those, the receipt before, the lane and the neighbours, everything is a function of
+//! what went in. Not signed here: the envelope is the ledger's business.
 
 use std::collections::BTreeMap;
 
 use nodus_protocol::Digest;
+use nodus_receipts::statement::DigestSet;
 use nodus_sandbox::Limits;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// The file's name.
 pub const FILE: &str = "receipt.json";
-/// in-toto's Statement v1: <https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md>.
-pub const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";
-/// Names the form of [`Predicate`].
-pub const PREDICATE_TYPE: &str = "https://nodus.dev/receipt/v1";
+pub use nodus_receipts::statement::{PREDICATE_TYPE, STATEMENT_TYPE};
 /// The contract that the component was run under.
 pub const CONTRACT: &str = "nodus:gpu@0.1.0";
 
 /// An in-toto statement.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Statement {
     #[serde(rename = "_type")]
-    kind: &'static str,
-    subject: Vec<Resource>,
+    kind: String,
+    /// The files that came out of the run.
+    pub subject: Vec<Resource>,
     #[serde(rename = "predicateType")]
-    predicate_type: &'static str,
-    predicate: Predicate,
+    predicate_type: String,
+    /// What is said of the run.
+    pub predicate: Predicate,
 }
 
 impl Statement {
     /// A statement that these files came out of this run.
     #[must_use]
     pub fn new(subject: Vec<Resource>, predicate: Predicate) -> Self {
-        Self { kind: STATEMENT_TYPE, subject, predicate_type: PREDICATE_TYPE, predicate }
+        Self { kind: STATEMENT_TYPE.to_owned(), subject, predicate_type: PREDICATE_TYPE.to_owned(), predicate }
     }
 }
 
 /// A file or another thing with a digest; in-toto's ResourceDescriptor.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resource {
     /// What it is called: a path below the run's folder, or the user's own name for it.
     pub name: String,
-    /// Algorithm to hexadecimal digits.
-    pub digest: BTreeMap<&'static str, String>,
+    /// SHA-256, as in-toto writes it.
+    pub digest: DigestSet,
 }
 
 impl Resource {
     /// A thing of this name and digest.
     pub fn new(name: impl Into<String>, digest: Digest) -> Self {
-        Self { name: name.into(), digest: sha256(digest) }
+        Self { name: name.into(), digest: DigestSet(digest) }
     }
 }
 
-/// A digest as in-toto writes it.
-#[must_use]
-pub fn sha256(digest: Digest) -> BTreeMap<&'static str, String> {
-    BTreeMap::from([("sha256", digest.hex())])
-}
-
 /// Everything that went in and came out.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Predicate {
     /// The component.
     pub component: Resource,
     /// The contract it was run under.
-    pub contract: &'static str,
+    pub contract: String,
     /// The program that ran it.
     pub engine: Program,
     /// The job's parameters, as the component saw them.
@@ -83,8 +78,8 @@ pub struct Predicate {
     /// What decides the bits besides: names and values. Results of different classes are never compared.
     pub device_class: BTreeMap<String, String>,
     /// How the job shared the device.
-    pub lane: &'static str,
-    /// Jobs that ran beside this one on the device.
+    pub lane: String,
+    /// Other jobs that were in the engine at some time while this one ran; never their names.
     pub co_resident_jobs: u64,
     /// The job's own limits.
     pub limits: Limits,
@@ -93,28 +88,30 @@ pub struct Predicate {
     /// Optimiser steps, of all adapters.
     pub steps: u64,
     /// SHA-256 over the `loss_bits` of every line of `losses.jsonl`, each with a newline.
-    pub losses: BTreeMap<&'static str, String>,
+    pub losses: DigestSet,
     /// Every evaluation, in order.
     pub held_out_losses: Vec<EvaluationEntry>,
     /// Every adapter saved, by name.
     pub artifacts: Vec<Artifact>,
     /// Bytes of the files of all of them.
     pub adapter_bytes: u64,
-    /// The only part in which two equal runs differ.
+    /// The receipt before this one on the same host: SHA-256 over its file; none in the first.
+    pub previous_receipt: Option<DigestSet>,
+    /// When and how long.
     pub times: Times,
 }
 
 /// A program and its version.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
     /// Its name.
-    pub name: &'static str,
+    pub name: String,
     /// Its version.
-    pub version: &'static str,
+    pub version: String,
 }
 
 /// What was evaluated on.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "from")]
 pub enum HeldOut {
     /// Nothing.
@@ -133,7 +130,7 @@ pub enum HeldOut {
 }
 
 /// Something from outside that a job could see.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum ExternalEvent {
     /// The job was asked to stop.
@@ -141,7 +138,7 @@ pub enum ExternalEvent {
 }
 
 /// One evaluation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvaluationEntry {
     /// Which of the job's adapters, from 0.
     pub adapter: u32,
@@ -152,7 +149,7 @@ pub struct EvaluationEntry {
 }
 
 /// One saved adapter.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Artifact {
     /// Its name and digest.
     #[serde(flatten)]
@@ -166,7 +163,7 @@ pub struct Artifact {
 }
 
 /// When and how long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Times {
     /// Start of the job, milliseconds since 1970 in UTC.
     pub started_unix_ms: u64,
@@ -181,16 +178,17 @@ mod tests {
     use std::collections::BTreeMap;
 
     use nodus_protocol::Digest;
+    use nodus_receipts::statement::DigestSet;
     use nodus_sandbox::Limits;
     use serde_json::{Value, json};
 
-    use super::{Artifact, CONTRACT, EvaluationEntry, ExternalEvent, HeldOut, Predicate, Program, Resource, Statement, Times, sha256};
+    use super::{Artifact, CONTRACT, EvaluationEntry, ExternalEvent, HeldOut, Predicate, Program, Resource, Statement, Times};
 
     fn statement(started_unix_ms: u64) -> Value {
         let predicate = Predicate {
             component: Resource::new("sft.wasm", Digest::of(b"component")),
-            contract: CONTRACT,
-            engine: Program { name: "nodus-host", version: "0.1.0" },
+            contract: CONTRACT.into(),
+            engine: Program { name: "nodus-host".into(), version: "0.1.0".into() },
             parameters: json!({"rank": 8}).as_object().unwrap().clone(),
             seed: 7,
             trunk: Resource::new("smol", Digest::of(b"trunk")),
@@ -198,15 +196,16 @@ mod tests {
             held_out: HeldOut::Dataset { resource: Resource::new("other", Digest::of(b"other")) },
             loaded_artifacts: vec![],
             device_class: BTreeMap::from([("backend".into(), "cpu".into())]),
-            lane: "solo",
+            lane: "solo".into(),
             co_resident_jobs: 0,
             limits: Limits::DEFAULT,
             events: vec![ExternalEvent::StopRequested],
             steps: 2,
-            losses: sha256(Digest::of(b"losses")),
+            losses: DigestSet(Digest::of(b"losses")),
             held_out_losses: vec![EvaluationEntry { adapter: 0, step: 0, loss_bits: "0x40b80d3c".into() }],
             artifacts: vec![Artifact { resource: Resource::new("adapter", Digest::of(b"adapter")), adapter: 0, step: 2, bytes: 10 }],
             adapter_bytes: 10,
+            previous_receipt: None,
             times: Times { started_unix_ms, wall_ms: started_unix_ms / 2, component_cpu_ms: 1 },
         };
         serde_json::to_value(Statement::new(vec![Resource::new("adapter/adapter_model.safetensors", Digest::of(b"file"))], predicate))
@@ -225,6 +224,14 @@ mod tests {
         assert_eq!(statement["predicate"]["events"], json!([{"kind": "stop_requested"}]));
         assert_eq!(statement["predicate"]["held_out"]["from"], "dataset");
         assert_eq!(statement["predicate"]["limits"]["adapters"], json!(Limits::DEFAULT.adapters));
+    }
+
+    #[test]
+    fn it_is_read_as_it_was_written() {
+        let written = statement(1000);
+        let read: Statement = serde_json::from_value(written.clone()).unwrap();
+        assert_eq!(serde_json::to_value(read).unwrap(), written);
+        assert_eq!(nodus_receipts::statement::Statement::parse(written.to_string().as_bytes()).unwrap().predicate.steps, Some(2));
     }
 
     #[test]

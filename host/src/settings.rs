@@ -19,6 +19,14 @@ pub struct Setting {
     value: Value,
 }
 
+impl Setting {
+    /// Which parameter.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+}
+
 /// A `--set` without a key or without `=`.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is no setting: expected key=value, for example rank=8")]
@@ -29,13 +37,24 @@ impl FromStr for Setting {
 
     fn from_str(text: &str) -> Result<Self, SettingError> {
         match text.split_once('=') {
-            Some((key, value)) if !key.trim().is_empty() => Ok(Self {
-                key: key.trim().to_owned(),
-                value: serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned())),
-            }),
+            Some((key, value)) if !key.trim().is_empty() => Ok(Self { key: key.trim().to_owned(), value: value_of(value) }),
             _ => Err(SettingError(escape(&text.chars().take(80).collect::<String>()))),
         }
     }
+}
+
+/// A value from the command line: JSON where it parses as JSON, else a string.
+#[must_use]
+pub fn value_of(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
+}
+
+/// Parameters in the one order that a job sees: keys sorted at every depth.
+#[must_use]
+pub fn sorted(mut parameters: Map<String, Value>) -> Map<String, Value> {
+    parameters.values_mut().for_each(Value::sort_all_objects);
+    parameters.sort_keys();
+    parameters
 }
 
 /// The parameters: the file's object (empty without a file), each setting put over it in its order. Keys are sorted at every depth, so
@@ -55,9 +74,7 @@ pub fn merge(file: Option<(&str, &str)>, settings: &[Setting]) -> anyhow::Result
     for setting in settings {
         merged.insert(setting.key.clone(), setting.value.clone());
     }
-    merged.values_mut().for_each(Value::sort_all_objects);
-    merged.sort_keys();
-    Ok(merged)
+    Ok(sorted(merged))
 }
 
 #[cfg(test)]

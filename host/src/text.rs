@@ -55,6 +55,34 @@ pub fn bytes(count: u64) -> String {
     if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
 }
 
+/// A number of bytes as it is given on the command line: `4096`, `512MiB`, `2GB`.
+///
+/// # Errors
+/// What would be right.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let expected = || "expected a number of bytes, such as 4096, 512MiB or 2GB".to_owned();
+    let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let factor: u64 = match unit.trim() {
+        "" | "B" => 1,
+        "kB" | "KB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "KiB" | "kiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return Err(expected()),
+    };
+    digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor)).ok_or_else(expected)
+}
+
+/// The candidate that a mistyped word is closest to, for a message; none is close where most letters differ.
+#[must_use]
+pub fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
+    let distance = |candidate: &&str| strsim::damerau_levenshtein(word, candidate);
+    let best = candidates.iter().copied().min_by_key(distance)?;
+    (distance(&best) * 2 <= best.chars().count().max(2)).then_some(best)
+}
+
 /// A time span, for people: `45 s`, `3 min 05 s`, `2 h 10 min`.
 #[must_use]
 pub fn duration(span: Duration) -> String {
@@ -76,7 +104,7 @@ pub fn count(number: u64, singular: &str) -> String {
 mod tests {
     use std::time::Duration;
 
-    use super::{bytes, duration, escape, escape_lines};
+    use super::{bytes, duration, escape, escape_lines, nearest, parse_bytes};
 
     #[test]
     fn nothing_that_moves_the_cursor_or_hides_text_gets_through() {
@@ -93,6 +121,23 @@ mod tests {
     fn lines_are_kept_and_long_text_is_cut() {
         assert_eq!(escape_lines("a\u{7}\nb", 100), "a\\u{7}\nb");
         assert_eq!(escape_lines("abcdef", 3), "abc [cut]");
+    }
+
+    #[test]
+    fn bytes_are_read_with_their_unit_and_nothing_else() {
+        for (text, expected) in [("0", 0), ("4096", 4096), ("512MiB", 512 << 20), ("2GB", 2_000_000_000), ("1 KiB", 1024)] {
+            assert_eq!(parse_bytes(text), Ok(expected), "{text}");
+        }
+        for bad in ["", "MiB", "-1", "1.5GiB", "12TiBs", "99999999999GiB"] {
+            assert!(parse_bytes(bad).unwrap_err().contains("512MiB"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_nearest_word_is_offered_only_where_it_is_near() {
+        assert_eq!(nearest("modle", &["model", "data", "seed"]), Some("model"));
+        assert_eq!(nearest("hold_out", &["held_out", "data"]), Some("held_out"));
+        assert_eq!(nearest("xyzzy", &["model", "data"]), None);
     }
 
     #[test]

@@ -2,11 +2,19 @@
 //!
 //! Never reaches into the host: everything goes through the command line and the files it leaves.
 #![expect(clippy::disallowed_methods, reason = "tests work on real folders, as a user does")]
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::missing_panics_doc, reason = "a panic is how a test fails")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::missing_panics_doc,
+    reason = "a panic is how a test fails"
+)]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use base64::Engine as _;
 use serde::Deserialize;
 use tempfile::TempDir;
 
@@ -116,6 +124,48 @@ pub fn json_lines<T: for<'a> Deserialize<'a>>(path: &Path) -> Vec<T> {
     file.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{}: {e}: {line}", path.display()))).collect()
 }
 
+/// The statement in a receipt's envelope.
+#[must_use]
+pub fn statement(receipt: &[u8]) -> serde_json::Value {
+    let envelope: serde_json::Value = serde_json::from_slice(receipt).expect("a receipt is JSON");
+    let payload = base64::engine::general_purpose::STANDARD.decode(envelope["payload"].as_str().unwrap()).unwrap();
+    serde_json::from_slice(&payload).unwrap()
+}
+
+/// Every file below a folder, by its relative name; of receipts the statement, without these fields of its predicate.
+#[must_use]
+pub fn contents(dir: &Path, without: &[&str]) -> BTreeMap<String, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![dir.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display())) {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let mut bytes = std::fs::read(&path).unwrap();
+            if path.ends_with("receipt.json") {
+                let mut statement = statement(&bytes);
+                for field in without {
+                    statement["predicate"].as_object_mut().unwrap().remove(*field).unwrap_or_else(|| panic!("the receipt has no {field}"));
+                }
+                bytes = statement.to_string().into_bytes();
+            }
+            found.insert(path.strip_prefix(dir).unwrap().to_str().unwrap().to_owned(), bytes);
+        }
+    }
+    found
+}
+
+/// Asserts that two folders hold the same files with the same bytes.
+pub fn assert_same(expected: &BTreeMap<String, Vec<u8>>, found: &BTreeMap<String, Vec<u8>>, what: &str) {
+    assert_eq!(expected.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>(), "{what}");
+    for (name, bytes) in expected {
+        assert!(bytes == &found[name], "{what}: {name} differs:\n{}\n{}", text(bytes), text(&found[name]));
+    }
+}
+
 /// The tokens of a reference run as JSON Lines of `tokens` and `weights`, padding left out.
 ///
 /// `ids`, `labels`, `mask` are the names of int64 tensors of one shape [..., rows, length] in a safetensors file; -100 marks no label.
@@ -139,7 +189,7 @@ pub fn token_lines(file: &Path, [ids, labels, mask]: [&str; 3]) -> String {
 
 /// The float32 tensors of a safetensors file, by name.
 #[must_use]
-pub fn float_tensors(file: &Path) -> std::collections::BTreeMap<String, Vec<f32>> {
+pub fn float_tensors(file: &Path) -> BTreeMap<String, Vec<f32>> {
     let bytes = std::fs::read(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let widen = |data: &[u8]| data.chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect();

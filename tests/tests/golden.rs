@@ -1,5 +1,6 @@
 //! Reference runs by transformers + PEFT, repeated through the public path: component, WIT, sandbox, engine, files.
 #![expect(clippy::disallowed_methods, reason = "tests work on real folders, as a user does")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a panic is how a test fails")]
 
 use nodus_tests::{Host, Step, float_tensors, golden, guest, json_lines, token_lines};
 

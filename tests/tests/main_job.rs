@@ -1,12 +1,11 @@
 //! The main job from outside: the same bytes twice, clear refusals that leave nothing, clean stops.
 #![expect(clippy::disallowed_methods, reason = "tests work on real folders, as a user does")]
+#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nodus_tests::{Host, Step, golden, guest, host, json_lines, text, token_lines};
+use nodus_tests::{Host, Step, assert_same, contents, golden, guest, host, json_lines, text, token_lines};
 
 /// A data folder with the tiny Llama as `llama` and the reference tokens as `tokens`.
 fn prepared() -> Host {
@@ -26,28 +25,8 @@ fn run(host: &Host, out: &str, more: &[&str]) -> Vec<String> {
     fixed.into_iter().chain(more.iter().map(ToString::to_string)).collect()
 }
 
-/// Every file below a folder, by its relative name; the receipt without its times.
-fn contents(dir: &Path) -> BTreeMap<String, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    let mut folders = vec![dir.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(&folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let mut bytes = std::fs::read(&path).unwrap();
-            if path.ends_with("receipt.json") {
-                let mut receipt: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
-                receipt["predicate"].as_object_mut().unwrap().remove("times").expect("the receipt says when");
-                bytes = receipt.to_string().into_bytes();
-            }
-            found.insert(path.strip_prefix(dir).unwrap().to_str().unwrap().to_owned(), bytes);
-        }
-    }
-    found
-}
+/// Of a receipt, what two equal runs differ in.
+const DIFFERS: [&str; 2] = ["times", "previous_receipt"];
 
 #[test]
 fn the_same_job_gives_the_same_bytes_whatever_the_threads() {
@@ -57,19 +36,15 @@ fn the_same_job_gives_the_same_bytes_whatever_the_threads() {
         let more: Vec<&str> = params.into_iter().chain(["--held-out-count", "6", "--threads", threads, "--seed", "7"]).collect();
         host.ok(run(&host, out, &more));
     }
-    let first = contents(&host.path("a"));
+    let first = contents(&host.path("a"), &DIFFERS);
     for name in ["adapter/adapter_model.safetensors", "adapter/adapter_config.json", "losses.jsonl", "held_out.jsonl", "receipt.json"] {
         assert!(first.contains_key(name), "{name} is missing: {:?}", first.keys());
     }
     for other in ["b", "c"] {
-        let other = contents(&host.path(other));
-        assert_eq!(first.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());
-        for (name, bytes) in &first {
-            assert_eq!(text(bytes), text(&other[name]), "{name} differs");
-        }
+        assert_same(&first, &contents(&host.path(other), &DIFFERS), other);
     }
     host.ok(run(&host, "d", &["--seed", "8", "--set", "learning_rate=0.01"]));
-    assert_ne!(first["losses.jsonl"], contents(&host.path("d"))["losses.jsonl"], "the seed counts");
+    assert_ne!(first["losses.jsonl"], contents(&host.path("d"), &DIFFERS)["losses.jsonl"], "the seed counts");
 }
 
 #[test]
@@ -79,7 +54,7 @@ fn refusals_name_the_fault_and_leave_nothing() {
     std::fs::write(host.path("text.wasm"), "(component)").unwrap();
     std::fs::write(host.path("bad.json"), "{\"rank\": }").unwrap();
     let path = |name: &str| host.path(name).to_str().unwrap().to_owned();
-    let before = contents(&host.path("data"));
+    let before = contents(&host.path("data"), &DIFFERS);
     let sft = |more: &[&str]| run(&host, "out", more);
     let replaced = |from: &str, to: &str| sft(&[]).into_iter().map(|a| if a == from { to.to_owned() } else { a }).collect::<Vec<_>>();
     let sft_path = guest("sft").to_str().unwrap().to_owned();
@@ -110,7 +85,11 @@ fn refusals_name_the_fault_and_leave_nothing() {
         }
         assert!(error.lines().count() <= 3, "{args:?}: more than a few lines: {error}");
         assert!(!host.path("out/adapter").exists(), "{args:?} left an adapter");
-        assert_eq!(before.keys().collect::<Vec<_>>(), contents(&host.path("data")).keys().collect::<Vec<_>>(), "{args:?} left something");
+        assert_eq!(
+            before.keys().collect::<Vec<_>>(),
+            contents(&host.path("data"), &DIFFERS).keys().collect::<Vec<_>>(),
+            "{args:?} left something"
+        );
     }
 }
 
@@ -121,7 +100,7 @@ fn an_output_folder_in_use_is_left_alone() {
     std::fs::write(host.path("out/mine.txt"), "mine").unwrap();
     let error = host.refused(2, run(&host, "out", &[]));
     assert!(error.contains("out") && error.contains("empty"), "{error}");
-    assert_eq!(contents(&host.path("out")).into_keys().collect::<Vec<_>>(), ["mine.txt"]);
+    assert_eq!(contents(&host.path("out"), &DIFFERS).into_keys().collect::<Vec<_>>(), ["mine.txt"]);
 }
 
 #[test]

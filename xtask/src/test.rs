@@ -20,6 +20,11 @@ pub(crate) fn run_all(slow: bool) -> anyhow::Result<()> {
     licences()?;
     step("tests of the guests", || run(&mut cargo_tenants(&["test", "--quiet"])))?;
     step("doc tests", || run(&mut cargo(&["test", "--quiet", "--workspace", "--doc"])))?;
+    for fault in ["broken-row-leak", "broken-reduction"] {
+        // The search for a job that is not bit-equal to its solo run must find one in a build that has this fault.
+        let search = ["test", "--quiet", "--package", "nodus-engine", "--features", fault, "--test", "engine", "exactness"];
+        step(&format!("a build with {fault} is noticed"), || run(&mut cargo(&search)))?;
+    }
     // The end-to-end tests start the binary, which a test build of another package does not make.
     step("binary", || run(&mut cargo(&["build", "--package", "nodus-host"])))?;
     let model = if slow { Some(smollm2::gguf()?) } else { None };
@@ -28,7 +33,7 @@ pub(crate) fn run_all(slow: bool) -> anyhow::Result<()> {
         let mut command = cargo(runner);
         command.arg("--workspace");
         if let Some(model) = &model {
-            command.args(["--features", "nodus-tests/slow"]).env("NODUS_SMOLLM2", model);
+            command.args(["--features", "nodus-tests/slow,nodus-engine/slow"]).env("NODUS_SMOLLM2", model);
         }
         run(&mut command)
     })

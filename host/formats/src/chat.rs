@@ -26,9 +26,30 @@ pub(crate) struct ChatTemplate {
     special_tokens: BTreeMap<String, String>,
 }
 
+/// Longest source of a template.
+const SOURCE_BYTES_MAX: usize = 64 << 10;
+/// Parser and renderer recurse, at most once a byte of the source or a unit of fuel; only touched pages cost memory.
+const STACK_BYTES: usize = 512 << 20;
+
+/// Runs this on a thread of its own whose stack is deep enough for any template that the limits let through.
+fn on_deep_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("chat-template".into()).stack_size(STACK_BYTES).spawn_scoped(scope, work);
+        let thread = thread.map_err(|error| format!("no thread to run it on: {error}"))?;
+        thread.join().unwrap_or_else(|_| Err("the template library gave up on it".into()))
+    })
+}
+
 impl ChatTemplate {
     /// Compiles a template. `special_tokens` are the names it may use: `bos_token`, `eos_token` and so on.
     pub(crate) fn new(source: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, String> {
+        if source.len() > SOURCE_BYTES_MAX {
+            return Err(format!("it has {} bytes, expected at most {SOURCE_BYTES_MAX}", source.len()));
+        }
+        on_deep_stack(|| Self::compile(source, special_tokens))
+    }
+
+    fn compile(source: &str, special_tokens: BTreeMap<String, String>) -> Result<Self, String> {
         let mut environment = Environment::new();
         environment.set_debug(false);
         environment.set_fuel(Some(FUEL_MAX));
@@ -48,6 +69,10 @@ impl ChatTemplate {
 
     /// Renders a conversation of (role, content).
     pub(crate) fn render(&self, messages: &[(String, String)], add_generation_prompt: bool) -> Result<String, String> {
+        on_deep_stack(|| self.render_here(messages, add_generation_prompt))
+    }
+
+    fn render_here(&self, messages: &[(String, String)], add_generation_prompt: bool) -> Result<String, String> {
         let messages: Vec<Value> = messages.iter().map(|(role, content)| context! { role, content }).collect();
         let special_tokens = Value::from_pairs(self.special_tokens.iter().map(|(name, text)| (name.as_str(), text.as_str())));
         let context = context! {

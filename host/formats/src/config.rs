@@ -12,6 +12,9 @@ use crate::rope;
 /// The file's name.
 pub(crate) const FILE: &str = "config.json";
 
+/// Longest context that is taken: tables of the rotary embedding have a row for each position.
+const CONTEXT_MAX: usize = 1 << 20;
+
 /// Parses the file's bytes.
 pub(crate) fn parse(bytes: &[u8]) -> Result<ModelConfig, FormatError> {
     let map = parse_json(FILE, bytes)?;
@@ -21,6 +24,10 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<ModelConfig, FormatError> {
     let size = |key| c.required(key, c.size(key)?, "a whole number");
     let (hidden_size, heads) = (size("hidden_size")?, size("num_attention_heads")?);
     let max_position_embeddings = size("max_position_embeddings")?;
+    if max_position_embeddings > CONTEXT_MAX {
+        let expected = format!("at most {CONTEXT_MAX}");
+        return Err(FormatError::invalid(FILE, Place::key("max_position_embeddings"), max_position_embeddings, expected));
+    }
     let (rope_theta, rope_scaling) = rope::parse(c, max_position_embeddings)?;
     let num_hidden_layers = size("num_hidden_layers")?;
     let config = ModelConfig {

@@ -9,7 +9,7 @@ use cap_std::fs::Dir;
 use nodus_protocol::Digest;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
-use tokenizers::Tokenizer;
+use tokenizers::{ModelWrapper, Tokenizer};
 
 use crate::chat::ChatTemplate;
 use crate::error::{FormatError, Place, clip};
@@ -97,6 +97,13 @@ impl TextModel {
     ) -> Result<Self, FormatError> {
         let invalid = |e: String| FormatError::invalid(TOKENIZER, Place::File, clip(&e), "a tokenizer of the tokenizers library");
         let mut tokenizer = contain(|| Tokenizer::from_bytes(tokenizer_json)).map_err(invalid)?;
+        if let ModelWrapper::BPE(bpe) = tokenizer.get_model()
+            && bpe.dropout.is_some_and(|dropout| dropout != 0.0)
+        {
+            // It would draw from the system's randomness: the same text would be other tokens each time.
+            let place = Place::key("model.dropout");
+            return Err(FormatError::unsupported(TOKENIZER, place, format!("{:?}", bpe.dropout), "no dropout in the tokenizer"));
+        }
         tokenizer.with_padding(None);
         contain(|| tokenizer.with_truncation(None).map(|_| ())).map_err(invalid)?;
         let id = |name: &str| -> Result<Option<u32>, FormatError> {

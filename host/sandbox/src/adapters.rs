@@ -5,11 +5,13 @@
 //! Never when the answer happens to arrive: then the order of events would depend on the machine.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 
 use nodus_protocol::{
     AdapterSlot, Client, Command, EngineError, ErrorKind, JobSlot, LoraConfig, LossSums, ModelConfig, Pending, Reply, StepReport,
 };
 
+use crate::charge::Charge;
 use crate::services::{Event, Trunk};
 use crate::state::State;
 use crate::wit::Fault;
@@ -54,6 +56,8 @@ struct Call {
     answers: Vec<Pending>,
     /// Whether the guest may still ask for the answer.
     wanted: bool,
+    /// What its batch holds of `batch-bytes`; let go when the call is told.
+    _charge: Option<Arc<Charge>>,
 }
 
 /// What a call is, as far as its event goes.
@@ -172,7 +176,13 @@ impl Drop for Engines {
 
 impl State {
     /// Sends one call of an adapter, in one or more pieces. Waits for the oldest call where too many are on their way.
-    pub(crate) async fn submit(&mut self, adapter: u32, kind: Kind, commands: Vec<Command>) -> Result<u64, Fault> {
+    pub(crate) async fn submit(
+        &mut self,
+        adapter: u32,
+        kind: Kind,
+        commands: Vec<Command>,
+        charge: Option<Arc<Charge>>,
+    ) -> Result<u64, Fault> {
         while self.adapters.get(adapter)?.calls.len() as u64 >= self.limits.calls_in_flight.max(1) {
             self.settle_oldest(adapter).await?;
         }
@@ -183,7 +193,7 @@ impl State {
         }
         let id = self.adapters.next_call;
         self.adapters.next_call += 1;
-        self.adapters.get_mut(adapter)?.calls.push_back(Call { id, kind, answers, wanted: true });
+        self.adapters.get_mut(adapter)?.calls.push_back(Call { id, kind, answers, wanted: true, _charge: charge });
         Ok(id)
     }
 

@@ -4,6 +4,7 @@
 
 mod adapters;
 mod bindings;
+mod charge;
 mod clock;
 mod component;
 mod failure;

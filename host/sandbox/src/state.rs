@@ -9,6 +9,7 @@ use wasmtime::component::{Resource, ResourceTable, ResourceTableError};
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 
 use crate::adapters::Adapters;
+use crate::charge::Charges;
 use crate::clock::Clock;
 use crate::limits::Limits;
 use crate::log::{Log, Stream};
@@ -48,7 +49,7 @@ pub(crate) struct Counts {
     /// Metrics and progress reports that were dropped.
     pub(crate) reports_dropped: u64,
     pub(crate) datasets: u64,
-    pub(crate) batch_bytes: u64,
+    pub(crate) batches: Charges,
     /// Bytes of weights of each saved name.
     pub(crate) artifacts: BTreeMap<String, u64>,
 }

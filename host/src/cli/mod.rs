@@ -2,12 +2,17 @@
 //!
 //! Parses only; knows no file and does nothing.
 
+mod audit;
+mod run;
+
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
+
+pub use audit::{AuditMode, LedgerArgs, ReplayArgs, VerifyArgs};
+pub use run::{DeviceArgs, HeldOutArgs, Lane, RunArgs};
 
 use crate::name::Name;
-use crate::settings::Setting;
 
 /// Many LoRA training jobs on one device, each result exactly what it would have been alone.
 #[derive(Debug, Parser)]
@@ -30,8 +35,11 @@ pub enum Mode {
     /// Put, list and remove data sets
     #[command(subcommand)]
     Data(DataMode),
-    /// Run a component here and now: train an adapter
-    Run(RunArgs),
+    /// Run a component here and now: train an adapter, the members of a sweep, or the jobs of a manifest
+    Run(Box<RunArgs>),
+    /// Check receipts, repeat runs, read the ledger
+    #[command(subcommand)]
+    Audit(AuditMode),
     /// Say what a run needs and what is there
     Doctor,
 }
@@ -81,59 +89,6 @@ pub enum DataMode {
     },
 }
 
-/// One run.
-#[derive(Debug, Args)]
-pub struct RunArgs {
-    /// The component, for example sft.wasm
-    pub component: PathBuf,
-    /// Name of the base model
-    #[arg(long, value_name = "NAME")]
-    pub model: Name,
-    /// Name of the data set to train on
-    #[arg(long, value_name = "NAME")]
-    pub data: Name,
-    /// What the job may evaluate on.
-    #[command(flatten)]
-    pub held_out: HeldOutArgs,
-    /// A JSON file with the job's parameters
-    #[arg(long, value_name = "FILE")]
-    pub params: Option<PathBuf>,
-    /// One parameter, over those of the file; the value is JSON, else a string. May be given many times
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub settings: Vec<Setting>,
-    /// Seed of everything random in the job
-    #[arg(long, default_value_t = 0)]
-    pub seed: u64,
-    /// CPU threads; results do not depend on it [default: all]
-    #[arg(long)]
-    pub threads: Option<std::num::NonZeroUsize>,
-    /// A folder for the results; must not exist or be empty
-    #[arg(long, value_name = "DIR")]
-    pub out: PathBuf,
-}
-
-/// At most one way to name a held-out part.
-#[derive(Debug, Args)]
-#[group(multiple = false)]
-pub struct HeldOutArgs {
-    /// Name of a second data set to evaluate on
-    #[arg(long, value_name = "NAME")]
-    pub held_out: Option<Name>,
-    /// Hold this part of the data out, above 0 and below 1; which rows does not depend on the seed
-    #[arg(long, value_name = "F", value_parser = fraction)]
-    pub held_out_fraction: Option<f64>,
-    /// Hold so many rows of the data out
-    #[arg(long, value_name = "N")]
-    pub held_out_count: Option<std::num::NonZeroUsize>,
-}
-
-fn fraction(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value > 0.0 && value < 1.0 => Ok(value),
-        _ => Err("expected a number above 0 and below 1".to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::{CommandFactory as _, Parser as _};
@@ -156,9 +111,23 @@ mod tests {
         let extra = ["--set", "rank=8", "--set", "targets=all-linear", "--held-out-fraction", "0.1", "--seed", "7", "--data-dir", "store"];
         let cli = Cli::try_parse_from(RUN.iter().chain(&extra)).unwrap();
         let Mode::Run(run) = cli.mode else { panic!("no run") };
-        assert_eq!((run.model.as_str(), run.data.as_str(), run.seed, run.settings.len()), ("m", "d", 7, 2));
+        assert_eq!((run.model.unwrap().as_str(), run.data.unwrap().as_str(), run.seed, run.settings.len()), ("m", "d", 7, 2));
         assert_eq!(run.held_out.held_out_fraction, Some(0.1));
         assert_eq!(cli.data_dir.unwrap().to_str(), Some("store"));
+    }
+
+    #[test]
+    fn a_manifest_stands_in_place_of_the_options_of_one_job() {
+        let manifest = ["nodus-host", "run", "--manifest", "jobs.toml", "--out", "o"];
+        assert!(Cli::try_parse_from(manifest).is_ok());
+        for extra in
+            [&["sft.wasm"][..], &["--model", "m"], &["--data", "d"], &["--set", "rank=8"], &["--sweep", "rank=4,8"], &["--seed", "1"]]
+        {
+            let error = Cli::try_parse_from(manifest.iter().chain(extra)).unwrap_err().to_string();
+            assert!(error.contains("cannot be used with") && error.contains("--manifest"), "{extra:?}: {error}");
+        }
+        let error = Cli::try_parse_from(["nodus-host", "run", "--out", "o"]).unwrap_err().to_string();
+        assert!(error.contains("COMPONENT") && error.contains("--model"), "{error}");
     }
 
     #[test]
@@ -167,6 +136,9 @@ mod tests {
         assert!(refusal(&["--held-out", "x", "--held-out-count", "3"]).contains("cannot be used with"));
         assert!(refusal(&["--set", "rank"]).contains("key=value"));
         assert!(refusal(&["--threads", "0"]).contains("--threads"));
+        assert!(refusal(&["--trunk-cache", "much"]).contains("512MiB"));
+        assert!(refusal(&["--sweep", "rank"]).contains("key=v1,v2"));
+        assert!(refusal(&["--sweep", "rank=4,4"]).contains("rank"));
         let bad_name = Cli::try_parse_from(["nodus-host", "model", "import", "x", "--name", "../evil"]).unwrap_err();
         assert!(bad_name.to_string().contains("letters, digits"), "{bad_name}");
         assert_eq!(bad_name.exit_code(), 2);

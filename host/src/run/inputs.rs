@@ -1,144 +1,196 @@
-//! What a run is made of, opened and checked before anything starts.
+//! What a job is made of, opened and checked before anything starts; what several jobs name is opened once.
 //!
 //! Nothing downstream looks a name up again.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::ensure;
-use cap_std::fs::File;
-use nodus_formats::data::{self, HeldOut};
-use nodus_formats::{Model, TextModel, hf};
+use anyhow::{Context as _, ensure};
+use nodus_formats::data::HeldOut;
+use nodus_formats::{TextModel, hf};
 use nodus_kernels::HostTensor;
 use nodus_protocol::{AdapterWeights, Digest, ModelConfig};
 use nodus_sandbox::{Limits, Sandbox, ValidComponent};
 use serde_json::{Map, Value};
 
-use crate::cli::{HeldOutArgs, RunArgs};
+use super::asked::Asked;
+use super::rows::Rows;
+use crate::cli::HeldOutArgs;
 use crate::error::{exit_code, user};
 use crate::import;
 use crate::name::Name;
 use crate::paths::{Paths, shown};
-use crate::settings::{INIT_ADAPTER, merge};
+use crate::settings::INIT_ADAPTER;
 use crate::store::Store;
+use crate::sweep::Point;
+use crate::text::escape;
 
-/// Decides, with the number of rows alone, which rows are held out: runs of other seeds stay comparable.
-const SPLIT_SEED: u64 = 0;
-
-/// Rows of a data set in the store.
-#[derive(Debug)]
-pub(super) struct Rows {
-    pub(super) name: Name,
-    pub(super) digest: Digest,
-    pub(super) file: File,
-    /// Line numbers, from 1; absent: all.
-    pub(super) lines: Option<BTreeSet<u64>>,
+/// A component that may run, with its bytes, which a receipt's replay needs.
+pub(crate) struct JobComponent {
+    pub(crate) valid: ValidComponent,
+    pub(crate) bytes: Vec<u8>,
+    /// The file's name, escaped.
+    pub(crate) name: String,
 }
 
-/// Everything a run needs from outside.
-pub(super) struct Inputs {
-    pub(super) model_name: Name,
-    pub(super) config: Arc<ModelConfig>,
+/// A model of the store, open.
+pub(crate) struct OpenModel {
+    pub(crate) name: Name,
+    pub(crate) config: Arc<ModelConfig>,
     /// Of configuration, weights and tokenizer.
-    pub(super) digest: Digest,
-    pub(super) text: Option<Arc<TextModel>>,
-    /// Mapped weights; the engine takes them.
-    pub(super) tensors: BTreeMap<String, HostTensor>,
-    pub(super) train: Arc<Rows>,
-    pub(super) held_out: Option<Arc<Rows>>,
-    pub(super) parameters: Map<String, Value>,
+    pub(crate) digest: Digest,
+    pub(crate) text: Option<Arc<TextModel>>,
+    /// Mapped weights.
+    pub(crate) tensors: BTreeMap<String, HostTensor>,
+}
+
+/// Everything a job needs from outside.
+pub(crate) struct Job {
+    /// Its folder within the results; none where it has the whole.
+    pub(crate) name: Option<String>,
+    /// The parameters in which it differs from the others of its sweep.
+    pub(crate) varied: Point,
+    pub(crate) component: Arc<JobComponent>,
+    pub(crate) model: Arc<OpenModel>,
+    /// What others know the model by.
+    pub(crate) base: String,
+    pub(crate) train: Arc<Rows>,
+    pub(crate) held_out: Option<Arc<Rows>>,
+    pub(crate) parameters: Map<String, Value>,
     /// Adapters that the job may load.
-    pub(super) adapters: Vec<(Digest, Arc<AdapterWeights>)>,
+    pub(crate) adapters: Vec<(Digest, Arc<AdapterWeights>)>,
+    pub(crate) seed: u64,
+    pub(crate) limits: Limits,
+    /// Jobs of one cohort may share trunk activations.
+    pub(crate) cohort: u64,
 }
 
-/// Reads and validates the component.
-pub(super) fn component(paths: Paths, path: &Path, sandbox: &Sandbox) -> anyhow::Result<ValidComponent> {
-    let bytes = paths.read(path, Limits::DEFAULT.component_bytes)?;
-    sandbox.validate(&bytes).map_err(|refusal| user(format!("{}: {refusal}", shown(path))))
-}
-
-impl Inputs {
-    /// Opens model, data and parameters.
-    pub(super) fn open(store: &Store, paths: Paths, args: &RunArgs) -> anyhow::Result<Self> {
-        let mut parameters = parameters(paths, args)?;
-        let (train, held_out) = rows(store, &args.data, &args.held_out)?;
-        let (dir, manifest) = store.model(&args.model)?;
-        let model = hf::open(&dir)
-            .map_err(|error| anyhow::anyhow!(error).context(format!("model `{}` of the data folder is damaged", args.model)))?;
-        let (found, expected) = (model.digest, manifest.summary.digest);
-        ensure!(
-            found == expected,
-            "model `{}` of the data folder is damaged: its digest is {found}, expected {expected}; import it again",
-            args.model
-        );
-        let adapters = init_adapter(store, paths, &mut parameters, &model, &args.model)?;
-        let (config, text) = (Arc::new(model.config), model.text.map(Arc::new));
-        Ok(Self {
-            model_name: args.model.clone(),
-            config,
-            digest: found,
-            text,
-            tensors: model.tensors,
-            train,
-            held_out,
-            parameters,
-            adapters,
-        })
+impl JobComponent {
+    /// Validates a component.
+    ///
+    /// # Errors
+    /// The user's: why it is none; `place` says which.
+    pub(crate) fn new(sandbox: &Sandbox, bytes: Vec<u8>, name: String, place: &str) -> anyhow::Result<Self> {
+        let valid = sandbox.validate(&bytes).map_err(|refusal| user(format!("{place}: {refusal}")))?;
+        Ok(Self { valid, bytes, name })
     }
 }
 
-fn parameters(paths: Paths, args: &RunArgs) -> anyhow::Result<Map<String, Value>> {
-    let Some(path) = &args.params else { return merge(None, &args.settings) };
-    let text = paths.read(path, Limits::DEFAULT.parameter_bytes)?;
-    let text = String::from_utf8(text).map_err(|error| user(format!("{}: no UTF-8: {error}", shown(path))))?;
-    merge(Some((&shown(path), &text)), &args.settings)
+impl OpenModel {
+    /// Opens a model.
+    ///
+    /// # Errors
+    /// The user's: there is none of this name. Ours: it is damaged.
+    pub(crate) fn open(store: &Store, name: &Name) -> anyhow::Result<Self> {
+        let (dir, manifest) = store.model(name)?;
+        let model = hf::open(&dir).with_context(|| format!("model `{name}` of the data folder is damaged"))?;
+        let (found, expected) = (model.digest, manifest.summary.digest);
+        ensure!(
+            found == expected,
+            "model `{name}` of the data folder is damaged: its digest is {found}, expected {expected}; import it again"
+        );
+        let (config, text) = (Arc::new(model.config), model.text.map(Arc::new));
+        Ok(Self { name: name.clone(), config, digest: found, text, tensors: model.tensors })
+    }
 }
 
-/// A path under `init_adapter` is imported, and the job is given its digest in place of the path.
-fn init_adapter(
-    store: &Store,
+/// Opens jobs' inputs.
+pub(crate) struct Opener<'a> {
+    store: &'a Store,
     paths: Paths,
-    parameters: &mut Map<String, Value>,
-    model: &Model,
-    base: &Name,
-) -> anyhow::Result<Vec<(Digest, Arc<AdapterWeights>)>> {
-    let path = match parameters.get_mut(INIT_ADAPTER) {
-        None | Some(Value::Null) => return Ok(Vec::new()),
-        Some(Value::String(path)) => path,
-        Some(other) => return Err(user(format!("{INIT_ADAPTER} is {other}, expected the path of a PEFT folder"))),
-    };
-    let imported = import::adapter(store, paths, Path::new(path.as_str()), &model.config, base.as_str());
-    let (digest, weights) = imported.map_err(|error| match exit_code(&error) {
-        2 => user(format!("{INIT_ADAPTER}: {error}")),
-        _ => error,
-    })?;
-    *path = digest.to_string();
-    Ok(vec![(digest, Arc::new(weights))])
+    sandbox: &'a Sandbox,
+    components: BTreeMap<PathBuf, Arc<JobComponent>>,
+    models: BTreeMap<Name, Arc<OpenModel>>,
+    data: Vec<((Name, HeldOutArgs), Parts)>,
 }
 
-fn rows(store: &Store, name: &Name, held_out: &HeldOutArgs) -> anyhow::Result<(Arc<Rows>, Option<Arc<Rows>>)> {
-    let (file, manifest) = store.dataset(name)?;
-    let share = match (held_out.held_out_count, held_out.held_out_fraction) {
-        (Some(count), _) => HeldOut::Count(count.get()),
-        (None, Some(part)) => HeldOut::Fraction(part),
-        (None, None) => {
-            let train = Rows { name: name.clone(), digest: manifest.digest, file, lines: None };
-            let second = held_out.held_out.as_ref().map(|name| whole(store, name)).transpose()?;
-            return Ok((Arc::new(train), second));
+/// What a job trains on, and what it may evaluate on.
+pub(crate) type Parts = (Arc<Rows>, Option<Arc<Rows>>);
+
+impl<'a> Opener<'a> {
+    pub(crate) fn new(store: &'a Store, paths: Paths, sandbox: &'a Sandbox) -> Self {
+        Self { store, paths, sandbox, components: BTreeMap::new(), models: BTreeMap::new(), data: Vec::new() }
+    }
+
+    /// Opens all that one job needs.
+    ///
+    /// # Errors
+    /// The user's: what is not there or not right. Ours: the data folder is damaged.
+    pub(crate) fn open(&mut self, asked: Asked) -> anyhow::Result<Job> {
+        let component = self.component(&asked.component)?;
+        let (train, held_out) = self.rows(&asked.data, &asked.held_out)?;
+        let model = self.model(&asked.model)?;
+        let mut parameters = asked.parameters;
+        let adapters = self.init_adapter(&mut parameters, &model)?;
+        let base = model.name.to_string();
+        let Asked { name, varied, seed, cohort, .. } = asked;
+        Ok(Job { name, varied, component, model, base, train, held_out, parameters, adapters, seed, limits: Limits::DEFAULT, cohort })
+    }
+
+    fn component(&mut self, path: &Path) -> anyhow::Result<Arc<JobComponent>> {
+        if let Some(component) = self.components.get(path) {
+            return Ok(component.clone());
         }
-    };
-    let count = usize::try_from(manifest.rows).unwrap_or(usize::MAX);
-    let split = data::split(count, share, SPLIT_SEED).map_err(|error| user(format!("data set `{name}`: {error}")))?;
-    let part = |file, rows: Vec<usize>| {
-        let lines = rows.into_iter().map(|row| row as u64 + 1).collect();
-        Arc::new(Rows { name: name.clone(), digest: manifest.digest, file, lines: Some(lines) })
-    };
-    let second = file.try_clone()?;
-    Ok((part(file, split.train), Some(part(second, split.held_out))))
-}
+        let bytes = self.paths.read(path, Limits::DEFAULT.component_bytes)?;
+        let name = escape(&path.file_name().unwrap_or_default().to_string_lossy());
+        let component = Arc::new(JobComponent::new(self.sandbox, bytes, name, &shown(path))?);
+        self.components.insert(path.to_owned(), component.clone());
+        Ok(component)
+    }
 
-fn whole(store: &Store, name: &Name) -> anyhow::Result<Arc<Rows>> {
-    let (file, manifest) = store.dataset(name)?;
-    Ok(Arc::new(Rows { name: name.clone(), digest: manifest.digest, file, lines: None }))
+    fn model(&mut self, name: &Name) -> anyhow::Result<Arc<OpenModel>> {
+        if let Some(model) = self.models.get(name) {
+            return Ok(model.clone());
+        }
+        let model = Arc::new(OpenModel::open(self.store, name)?);
+        self.models.insert(name.clone(), model.clone());
+        Ok(model)
+    }
+
+    fn rows(&mut self, name: &Name, held_out: &HeldOutArgs) -> anyhow::Result<Parts> {
+        let key = (name.clone(), held_out.clone());
+        if let Some((_, parts)) = self.data.iter().find(|(known, _)| *known == key) {
+            return Ok(parts.clone());
+        }
+        let parts = self.open_rows(name, held_out)?;
+        self.data.push((key, parts.clone()));
+        Ok(parts)
+    }
+
+    fn open_rows(&mut self, name: &Name, held_out: &HeldOutArgs) -> anyhow::Result<Parts> {
+        let share = match (held_out.held_out_count, held_out.held_out_fraction) {
+            (Some(count), _) => HeldOut::Count(count.get()),
+            (None, Some(part)) => HeldOut::Fraction(part),
+            (None, None) => {
+                let train = self.whole(name)?;
+                let second = held_out.held_out.as_ref().map(|name| self.whole(name)).transpose()?;
+                return Ok((train, second));
+            }
+        };
+        let (file, manifest) = self.store.dataset(name)?;
+        let (train, held_out) = Rows::parts(name, manifest.digest, file, manifest.rows, share)?;
+        Ok((train, Some(held_out)))
+    }
+
+    fn whole(&self, name: &Name) -> anyhow::Result<Arc<Rows>> {
+        let (file, manifest) = self.store.dataset(name)?;
+        Ok(Rows::whole(name.clone(), manifest.digest, file))
+    }
+
+    /// A path under `init_adapter` is imported, and the job is given its digest in place of the path.
+    fn init_adapter(&self, parameters: &mut Map<String, Value>, model: &OpenModel) -> anyhow::Result<Vec<(Digest, Arc<AdapterWeights>)>> {
+        let path = match parameters.get_mut(INIT_ADAPTER) {
+            None | Some(Value::Null) => return Ok(Vec::new()),
+            Some(Value::String(path)) => path,
+            Some(other) => return Err(user(format!("{INIT_ADAPTER} is {other}, expected the path of a PEFT folder"))),
+        };
+        let imported = import::adapter(self.store, self.paths, Path::new(path.as_str()), &model.config, model.name.as_str());
+        let (digest, weights) = imported.map_err(|error| match exit_code(&error) {
+            2 => user(format!("{INIT_ADAPTER}: {error}")),
+            _ => error,
+        })?;
+        *path = digest.to_string();
+        Ok(vec![(digest, Arc::new(weights))])
+    }
 }

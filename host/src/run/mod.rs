@@ -1,144 +1,117 @@
-//! One local run, told once, top-down: bytes become a component, names become inputs, a job becomes an outcome, an outcome a receipt.
+//! A run, told once, top-down: what was asked becomes jobs, jobs become ends, ends become receipts and a summary.
 //!
 //! Never publishes an adapter of a job that did not end well.
 
+mod asked;
+mod certify;
 mod conclude;
-mod inputs;
+pub(crate) mod crew;
+pub(crate) mod device;
+pub(crate) mod display;
+pub(crate) mod inputs;
+mod needs;
+mod neighbours;
 mod output;
 mod progress;
-mod record;
+pub(crate) mod record;
 mod recorder;
+pub(crate) mod rows;
 mod services;
+mod sharing;
 mod stop;
+mod summary;
+mod told;
 
-use std::collections::BTreeMap;
 use std::io::Write;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
-use anyhow::Context as _;
-use nodus_engine::{Engine, EngineHandle, Options};
-use nodus_kernels::cpu::CpuDevice;
-use nodus_protocol::{Client, JobSlot, TrunkSlot};
-use nodus_sandbox::services::{Text, Trunk};
-use nodus_sandbox::{JobEnd, JobSpec, Limits, Sandbox, SandboxOptions, StopFlag, ValidComponent};
+use nodus_sandbox::{Sandbox, SandboxOptions};
 
-use crate::cli::RunArgs;
+use crate::books::Books;
+use crate::cli::{Lane, RunArgs};
 use crate::error::Ending;
 use crate::paths::Paths;
-use crate::store::Store;
+use crate::store::{Store, write_synced};
 
-use conclude::Outcome;
-use inputs::Inputs;
+use conclude::{Kept, Office, Verdict, conclude};
+use crew::{Crew, Fared, Post};
+use device::Rig;
+use display::Display;
+use inputs::{Job, Opener};
+pub(crate) use output::Folder;
 use output::Output;
-use progress::Progress;
-use record::Record;
-use recorder::{Listener, Recorder};
-use services::{HostText, RunServices};
+use summary::Machine;
 
-/// Commands that may wait at the engine before the job must.
-const ENGINE_QUEUE: usize = 256;
-
-/// Runs a component on this machine and leaves its results in `args.out`.
+/// Runs jobs on this machine and leaves their results in `args.out`.
 ///
 /// # Errors
-/// The user's: a refusal, or the job failed. Ours: the machine.
+/// The user's: a refusal, or a job failed. Ours: the machine.
 pub fn run(store: &Store, paths: Paths, args: &RunArgs, is_terminal: bool, out: &mut dyn Write) -> anyhow::Result<Ending> {
     Output::refuse_taken(paths, &args.out)?;
-    let sandbox = Sandbox::new(SandboxOptions::default())?;
-    let component = inputs::component(paths, &args.component, &sandbox)?;
-    let mut inputs = Inputs::open(store, paths, args)?;
-    let device = Device::start(&mut inputs, args.threads)?;
+    let asked = asked::asked(paths, args)?;
+    let sandbox = Arc::new(Sandbox::new(SandboxOptions::default())?);
+    let mut opener = Opener::new(store, paths, &sandbox);
+    let jobs = asked.into_iter().map(|asked| opener.open(asked).map(Arc::new)).collect::<anyhow::Result<Vec<_>>>()?;
+    let at_once = match args.lane {
+        Lane::Solo => 1,
+        Lane::Fused => args.jobs.map_or(jobs.len(), |most| most.get().min(jobs.len())),
+    };
+    let admission = needs::admit(&jobs, args.lane, at_once, args.device, paths)?;
+    let mut books = Books::open(store.dir()?)?;
     let output = Output::create(paths, &args.out)?;
-    let outcome = train(&sandbox, &component, &inputs, device, &output, args.seed, is_terminal)?;
-    conclude::conclude(&component, args, &inputs, &outcome, &output, out)
-}
+    let posts = posts(jobs, &output)?;
 
-/// The engine's thread, the model it holds, and what decides its bits.
-struct Device {
-    handle: EngineHandle,
-    trunk: Trunk,
-    class: BTreeMap<String, String>,
-}
+    let began = Instant::now();
+    let display = Display::new(is_terminal, posts.len());
+    let rig = Rig { args: args.device, buffer_bytes_max: admission.buffer_bytes_max };
+    let crew = Crew::start(sandbox, display, at_once, rig)?;
+    let (fared, sharing) = crew.run(&posts, args.lane, at_once, rig);
+    let wall_seconds = began.elapsed().as_secs_f64();
+    drop(admission);
 
-impl Device {
-    /// Starts an engine on the CPU that holds the run's model.
-    fn start(inputs: &mut Inputs, threads: Option<NonZeroUsize>) -> anyhow::Result<Self> {
-        let threads = match threads {
-            Some(threads) => threads,
-            None => std::thread::available_parallelism().context("counting the CPU's threads")?,
-        };
-        let device = CpuDevice::new(threads.get()).context("starting the CPU device")?;
-        let mut engine = Engine::new(device, Options::default());
-        let slot = engine.add_trunk(&inputs.config, &std::mem::take(&mut inputs.tensors)).context("loading the model")?;
-        let (client, handle) = engine.spawn(ENGINE_QUEUE).context("starting the engine's thread")?;
-        let class = handle.class().iter().cloned().collect();
-        Ok(Self { handle, trunk: trunk(inputs, client, slot), class })
-    }
-}
-
-fn trunk(inputs: &Inputs, engine: Client, slot: TrunkSlot) -> Trunk {
-    let text = inputs.text.clone().map(|text| Arc::new(HostText(text)) as Arc<dyn Text>);
-    Trunk { config: inputs.config.clone(), digest: inputs.digest, engine, slot, text }
-}
-
-/// Runs the job to its end, or to the second Ctrl-C.
-fn train(
-    sandbox: &Sandbox,
-    component: &ValidComponent,
-    inputs: &Inputs,
-    device: Device,
-    output: &Output,
-    seed: u64,
-    is_terminal: bool,
-) -> anyhow::Result<Outcome> {
-    let stop = StopFlag::default();
-    let progress = if is_terminal { Progress::bar() } else { Progress::lines(Box::new(std::io::stderr())) };
-    let (listener, recorder) = Recorder::start(Record::create(output)?, progress, stop.clone())?;
-    let params = serde_json::to_string(&inputs.parameters)?;
-    let spec = JobSpec { params, seed, job: JobSlot(0), limits: Limits::DEFAULT, stop: stop.clone(), cohort: None };
-    let services = services(inputs, device.trunk, output, listener.clone())?;
-    let started_unix_ms = unix_ms();
-    let end = block_on(sandbox, component, spec, services, listener)?;
-    let figures = recorder.finish()?;
-    let engine = device.handle.join();
-    Ok(Outcome { end, figures, class: device.class, engine, is_stopped: stop.is_requested(), started_unix_ms })
-}
-
-fn services(inputs: &Inputs, trunk: Trunk, output: &Output, listener: Listener) -> anyhow::Result<RunServices> {
-    Ok(RunServices {
-        trunk,
-        text: inputs.text.clone(),
-        base: inputs.model_name.to_string(),
-        train: inputs.train.clone(),
-        held_out: inputs.held_out.clone(),
-        given: inputs.adapters.iter().cloned().collect(),
-        output: output.dir().try_clone().context("opening the results' folder")?,
-        saved: BTreeMap::new(),
-        listener,
-    })
-}
-
-/// The job's end; none where a second Ctrl-C cut it off.
-fn block_on(
-    sandbox: &Sandbox,
-    component: &ValidComponent,
-    spec: JobSpec,
-    services: RunServices,
-    listener: Listener,
-) -> anyhow::Result<Option<JobEnd>> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().context("starting the runtime")?;
-    let interrupted = stop::second_interrupt(spec.stop.clone(), listener);
-    Ok(runtime.block_on(async {
-        tokio::select! {
-            end = component.run(sandbox, spec, Box::new(services)) => Some(end),
-            () = interrupted => None,
+    let mut office = Office { store, books: &mut books, lane: args.lane };
+    let ends = posts.iter().zip(&fared).enumerate();
+    let verdicts: Vec<Verdict> = ends.map(|(number, (post, fared))| conclude(&mut office, number, post, fared)).collect();
+    if let ([post], [fared], [verdict]) = (posts.as_slice(), fared.as_slice(), verdicts.as_slice())
+        && post.job.name.is_none()
+    {
+        if verdict.kept != Kept::Nothing {
+            output.publish()?;
         }
-    }))
+        return told::one(post, fared, verdict, out);
+    }
+    let sequences = fared.iter().filter_map(Fared::figures).map(|figures| figures.sequences).sum();
+    let machine = Machine::new(args.lane, at_once, wall_seconds, sharing, sequences);
+    let rows = publish(&output, &posts, &fared, &verdicts, &machine)?;
+    told::many(&output, &verdicts, &rows, &machine, sequences, out)
 }
 
-fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+/// Each job with its folder: the whole for the only one, else one named after it.
+fn posts(jobs: Vec<Arc<Job>>, output: &Output) -> anyhow::Result<Vec<Post>> {
+    let post = |job: Arc<Job>| {
+        let folder = match &job.name {
+            None => output.folder()?,
+            Some(name) => output.subfolder(name)?,
+        };
+        Ok(Post { job, folder: Arc::new(folder) })
+    };
+    jobs.into_iter().map(post).collect()
+}
+
+/// Puts the results of several jobs in place with their summary, unless nothing was kept of any; the summary's rows.
+fn publish(output: &Output, posts: &[Post], fared: &[Fared], verdicts: &[Verdict], machine: &Machine) -> anyhow::Result<Vec<summary::Row>> {
+    let each = || posts.iter().zip(fared).zip(verdicts);
+    let rows: Vec<_> = each().map(|((post, fared), verdict)| summary::row(post, fared, verdict)).collect();
+    if verdicts.iter().all(|verdict| verdict.kept == Kept::Nothing) {
+        return Ok(rows);
+    }
+    for ((post, _), _) in each().filter(|(_, verdict)| verdict.kept == Kept::Nothing) {
+        post.job.name.as_deref().map_or(Ok(()), |name| output.remove_subfolder(name))?;
+    }
+    let whole = output.folder()?;
+    write_synced(whole.dir(), summary::JSON, summary::json(&rows, machine)?.as_bytes())?;
+    write_synced(whole.dir(), summary::CSV, summary::csv(&rows).as_bytes())?;
+    output.publish()?;
+    Ok(rows)
 }

@@ -52,21 +52,28 @@ impl Output {
         Ok(Self { path: path.to_owned(), parent, name, partial, dir, _lock: lock })
     }
 
-    /// The folder in the making.
-    pub(super) fn dir(&self) -> &Dir {
-        &self.dir
+    /// The whole folder in the making, as one job's.
+    pub(super) fn folder(&self) -> anyhow::Result<Folder> {
+        Ok(Folder { dir: self.dir.try_clone().context("opening the results' folder")?, path: self.path.clone() })
+    }
+
+    /// A new folder in it, for one job of several.
+    pub(super) fn subfolder(&self, name: &str) -> anyhow::Result<Folder> {
+        let make = || -> io::Result<Dir> {
+            self.dir.create_dir(name)?;
+            self.dir.open_dir(name)
+        };
+        Ok(Folder { dir: make().with_context(|| format!("creating {name} in {}", shown(&self.path)))?, path: self.path.join(name) })
+    }
+
+    /// Takes a job's folder away again.
+    pub(super) fn remove_subfolder(&self, name: &str) -> anyhow::Result<()> {
+        self.dir.remove_dir_all(name).with_context(|| format!("removing {name} in {}", shown(&self.path)))
     }
 
     /// Where it will be.
     pub(super) fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// A new file in it.
-    pub(super) fn file(&self, name: &str) -> anyhow::Result<File> {
-        self.dir
-            .open_with(name, OpenOptions::new().write(true).create_new(true))
-            .with_context(|| format!("creating {name} in {}", shown(&self.path)))
     }
 
     /// Puts all that is in it in its place, at once.
@@ -81,6 +88,37 @@ impl Output {
             sync_dir(&self.parent)
         };
         publish().with_context(|| format!("putting the results in place at {}", shown(&self.path)))
+    }
+}
+
+/// The folder of one job's results.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    dir: Dir,
+    path: PathBuf,
+}
+
+impl Folder {
+    /// A folder that is not part of an [`Output`]; `path` is how messages name it.
+    pub(crate) fn new(dir: Dir, path: PathBuf) -> Self {
+        Self { dir, path }
+    }
+
+    /// The folder.
+    pub(crate) fn dir(&self) -> &Dir {
+        &self.dir
+    }
+
+    /// Where it will be.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A new file in it.
+    pub(crate) fn file(&self, name: &str) -> anyhow::Result<File> {
+        self.dir
+            .open_with(name, OpenOptions::new().write(true).create_new(true))
+            .with_context(|| format!("creating {name} in {}", shown(&self.path)))
     }
 }
 
@@ -151,18 +189,23 @@ mod tests {
         let (root, paths) = root();
         let path = root.path().join("deep/out");
         let output = Output::create(paths, &path).unwrap();
-        output.dir().write("losses.jsonl", "x").unwrap();
+        output.folder().unwrap().dir().write("losses.jsonl", "x").unwrap();
+        output.subfolder("member").unwrap().file("log.txt").unwrap();
+        output.subfolder("idle").unwrap();
+        output.remove_subfolder("idle").unwrap();
         assert!(paths.open_dir(&path).is_err());
         output.publish().unwrap();
         drop(output);
-        assert_eq!(paths.open_dir(&path).unwrap().read_to_string("losses.jsonl").unwrap(), "x");
+        let published = paths.open_dir(&path).unwrap();
+        assert_eq!(published.read_to_string("losses.jsonl").unwrap(), "x");
+        assert!(published.is_file("member/log.txt") && !published.exists("idle"));
     }
 
     #[test]
     fn an_unpublished_result_leaves_nothing_behind() {
         let (root, paths) = root();
         let output = Output::create(paths, &root.path().join("out")).unwrap();
-        output.dir().create_dir("adapter").unwrap();
+        output.subfolder("adapter").unwrap();
         drop(output);
         assert_eq!(listing(&root), Vec::<PathBuf>::new());
     }
@@ -193,6 +236,6 @@ mod tests {
         stale.write("half", "x").unwrap();
         drop(stale);
         let output = Output::create(paths, &path).unwrap();
-        assert!(!output.dir().exists("half"));
+        assert!(!output.folder().unwrap().dir().exists("half"));
     }
 }

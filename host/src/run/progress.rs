@@ -1,14 +1,14 @@
-//! Shows a run on the terminal: a bar where there is one, plain lines elsewhere.
+//! Shows how far a job is: on a bar where there is one, in plain lines elsewhere.
 //!
 //! Shows only escaped text; decides nothing and writes no file.
 
-use std::io::Write;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar};
 use nodus_protocol::StepReport;
 use nodus_sandbox::services::{Event, Level};
 
+use super::display::{Lines, Total, say, say_line};
 use super::record::level_name;
 use crate::text::{duration, escape};
 
@@ -16,14 +16,19 @@ use crate::text::{duration, escape};
 const CADENCE: Duration = Duration::from_secs(5);
 
 /// Where progress goes.
-enum Sink {
-    Bar(ProgressBar),
-    Lines { out: Box<dyn Write + Send>, written: Option<Instant> },
+pub(super) enum Sink {
+    /// A bar on a screen with others.
+    Bar(MultiProgress, ProgressBar),
+    /// A share of one bar, and which.
+    Total(Total, usize),
+    /// Lines, and when the last one was written.
+    Lines { out: Lines, written: Option<Instant> },
 }
 
-/// The display of one run.
+/// The display of one job.
 pub(crate) struct Progress {
     sink: Sink,
+    name: Option<String>,
     began: Option<Instant>,
     tokens: u64,
     done: u64,
@@ -31,21 +36,9 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// A bar on standard error.
-    pub(crate) fn bar() -> Self {
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-        // The template is ours and checked by a test; a plain bar is no reason to fail a run.
-        bar.set_style(ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar()));
-        Self::new(Sink::Bar(bar))
-    }
-
-    /// Plain lines.
-    pub(crate) fn lines(out: Box<dyn Write + Send>) -> Self {
-        Self::new(Sink::Lines { out, written: None })
-    }
-
-    fn new(sink: Sink) -> Self {
-        Self { sink, began: None, tokens: 0, done: 0, total: 0 }
+    /// Nothing is done yet. A name stands in front of every line.
+    pub(super) fn new(sink: Sink, name: Option<String>) -> Self {
+        Self { sink, name, began: None, tokens: 0, done: 0, total: 0 }
     }
 
     /// Shows what an event changes.
@@ -54,11 +47,15 @@ impl Progress {
             Event::Progress { done, total } => {
                 (self.done, self.total) = (*done, *total);
                 self.began.get_or_insert_with(Instant::now);
-                if let Sink::Bar(bar) = &self.sink {
-                    bar.set_position(*done);
-                    if *total > 0 {
-                        bar.set_length(*total);
+                match &self.sink {
+                    Sink::Bar(_, bar) => {
+                        bar.set_position(*done);
+                        if *total > 0 {
+                            bar.set_length(*total);
+                        }
                     }
+                    Sink::Total(all, job) => all.set(*job, *done, *total),
+                    Sink::Lines { .. } => {}
                 }
             }
             Event::Step { adapter, report, .. } => self.step(*adapter, report),
@@ -69,11 +66,17 @@ impl Progress {
     }
 
     /// A line of its own.
-    pub(crate) fn note(&mut self, text: &str) {
-        match &mut self.sink {
-            Sink::Bar(bar) => bar.suspend(|| say(&mut std::io::stderr(), text)),
-            Sink::Lines { out, .. } => say(out, text),
+    fn note(&self, text: &str) {
+        let text = self.named(text);
+        match &self.sink {
+            Sink::Bar(screen, _) => screen.suspend(|| say(&mut std::io::stderr(), &text)),
+            Sink::Total(all, _) => all.note(&text),
+            Sink::Lines { out, .. } => say_line(out, &text),
         }
+    }
+
+    fn named(&self, text: &str) -> String {
+        self.name.as_ref().map_or_else(|| text.to_owned(), |name| format!("{name}: {text}"))
     }
 
     fn step(&mut self, adapter: u32, report: &StepReport) {
@@ -85,13 +88,15 @@ impl Progress {
         let now = Instant::now();
         let began = *self.began.get_or_insert(now);
         let text = self.text(adapter, report, now - began);
+        let line = self.named(&text);
         match &mut self.sink {
-            Sink::Bar(bar) => bar.set_message(text),
+            Sink::Bar(_, bar) => bar.set_message(text),
+            Sink::Total(all, job) => all.set(*job, self.done, self.total),
             Sink::Lines { out, written } => {
                 let is_last = self.total > 0 && report.step >= self.total;
                 if is_last || written.is_none_or(|at| now - at >= CADENCE) {
                     *written = Some(now);
-                    say(out, &text);
+                    say_line(out, &line);
                 }
             }
         }
@@ -108,26 +113,25 @@ impl Progress {
             text.push_str(&format!(", {:.0} tokens/s", self.tokens as f64 / seconds));
         }
         if self.done > 0 && self.total > self.done {
-            let left = elapsed.mul_f64((self.total - self.done) as f64 / self.done as f64);
-            text.push_str(&format!(", {} left", duration(left)));
+            // What the guest says of its progress can be anything: no time that a Duration cannot hold is shown.
+            let left = seconds * ((self.total - self.done) as f64 / self.done as f64);
+            if let Ok(left) = Duration::try_from_secs_f64(left) {
+                text.push_str(&format!(", {} left", duration(left)));
+            }
         }
         text
     }
 
     /// Takes the bar away.
     pub(crate) fn finish(&mut self) {
-        if let Sink::Bar(bar) = &self.sink {
-            bar.finish_and_clear();
+        match &self.sink {
+            Sink::Bar(screen, bar) => {
+                bar.finish_and_clear();
+                screen.remove(bar);
+            }
+            Sink::Total(all, _) => all.leave(),
+            Sink::Lines { .. } => {}
         }
-    }
-}
-
-const TEMPLATE: &str = "{bar:30} {msg}";
-
-/// Writes a line; a closed terminal is no reason to end a run.
-fn say(out: &mut impl Write, text: &str) {
-    if let Err(error) = writeln!(out, "{text}") {
-        tracing::debug!(%error, "progress could not be shown");
     }
 }
 
@@ -137,11 +141,11 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
-    use indicatif::ProgressStyle;
     use nodus_protocol::{LossSums, StepReport};
     use nodus_sandbox::services::{Event, Level};
 
-    use super::{Progress, TEMPLATE};
+    use super::super::display::Display;
+    use super::Progress;
 
     #[derive(Clone, Default)]
     struct Shared(Arc<Mutex<Vec<u8>>>);
@@ -157,6 +161,10 @@ mod tests {
         }
     }
 
+    fn lines(out: impl Write + Send + 'static, name: Option<&str>) -> Progress {
+        Display::lines(Box::new(out)).job(name)
+    }
+
     fn step(step: u64) -> Event {
         let sums = LossSums { loss_sum: 6.0, weight_sum: 2.0, labelled: 2, sequences: 1 };
         Event::Step { adapter: 0, report: StepReport { step, sums, loss: sums.mean(), grad_norm: 1.0 }, learning_rate: 0.1 }
@@ -165,7 +173,7 @@ mod tests {
     #[test]
     fn plain_lines_come_at_the_first_and_last_step_and_nothing_is_unescaped() {
         let shared = Shared::default();
-        let mut progress = Progress::lines(Box::new(shared.clone()));
+        let mut progress = lines(shared.clone(), None);
         progress.show(&Event::Progress { done: 0, total: 4 });
         for n in 1..=4 {
             progress.show(&step(n));
@@ -182,7 +190,7 @@ mod tests {
 
     #[test]
     fn rate_and_time_left_follow_from_what_is_done() {
-        let mut progress = Progress::lines(Box::new(io::sink()));
+        let mut progress = lines(io::sink(), None);
         (progress.tokens, progress.done, progress.total) = (100, 5, 20);
         let Event::Step { report, .. } = step(5) else { unreachable!() };
         assert_eq!(progress.text(0, &report, Duration::from_secs(10)), "step 5/20, loss 3.0000, 10 tokens/s, 30 s left");
@@ -190,7 +198,10 @@ mod tests {
     }
 
     #[test]
-    fn the_template_is_sound() {
-        assert!(ProgressStyle::with_template(TEMPLATE).is_ok());
+    fn lines_of_several_jobs_name_theirs() {
+        let shared = Shared::default();
+        lines(shared.clone(), Some("rank=4")).show(&step(1));
+        let text = String::from_utf8(shared.0.lock().unwrap().clone()).unwrap();
+        assert!(text.starts_with("rank=4: step 1, loss 3.0000"), "{text}");
     }
 }

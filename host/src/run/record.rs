@@ -12,7 +12,7 @@ use nodus_sandbox::services::{Event, Level};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-use super::output::Output;
+use super::output::Folder;
 use crate::receipt::EvaluationEntry;
 use crate::text::escape;
 
@@ -89,6 +89,8 @@ pub(crate) struct Figures {
     pub(crate) steps: u64,
     /// Labelled tokens of all steps.
     pub(crate) tokens: u64,
+    /// Sequences of all steps and evaluations.
+    pub(crate) sequences: u64,
     /// Evaluations, in order.
     pub(crate) evaluations: Vec<EvaluationEntry>,
     /// The latest adapter of each name.
@@ -104,7 +106,7 @@ pub(crate) struct Figures {
 impl Figures {
     fn new() -> Self {
         let (evaluations, saved) = (Vec::new(), BTreeMap::new());
-        Self { steps: 0, tokens: 0, evaluations, saved, last_loss: None, held_out: None, loss_digest: Digest::of(b"") }
+        Self { steps: 0, tokens: 0, sequences: 0, evaluations, saved, last_loss: None, held_out: None, loss_digest: Digest::of(b"") }
     }
 }
 
@@ -120,12 +122,12 @@ pub(crate) struct Record {
 
 impl Record {
     /// Creates the files in a run's folder.
-    pub(super) fn create(output: &Output) -> anyhow::Result<Self> {
+    pub(super) fn create(folder: &Folder) -> anyhow::Result<Self> {
         Ok(Self {
-            losses: output.file(LOSSES)?,
-            held_out: output.file(HELD_OUT)?,
-            metrics: output.file(METRICS)?,
-            log: output.file(LOG)?,
+            losses: folder.file(LOSSES)?,
+            held_out: folder.file(HELD_OUT)?,
+            metrics: folder.file(METRICS)?,
+            log: folder.file(LOG)?,
             loss_hash: Sha256::new(),
             figures: Figures::new(),
         })
@@ -163,6 +165,7 @@ impl Record {
         self.loss_hash.update("\n");
         self.figures.steps += 1;
         self.figures.tokens += report.sums.labelled;
+        self.figures.sequences += report.sums.sequences;
         self.figures.last_loss = Some(report.loss);
         let (step, loss, grad_norm, tokens) = (report.step, report.loss, report.grad_norm, report.sums.labelled);
         line(&mut self.losses, LOSSES, &StepLine { step, loss, loss_bits, grad_norm, learning_rate, tokens, adapter })
@@ -170,6 +173,7 @@ impl Record {
 
     fn evaluation(&mut self, adapter: u32, step: u64, sums: &LossSums) -> anyhow::Result<()> {
         let loss = sums.mean();
+        self.figures.sequences += sums.sequences;
         let loss_bits = loss_bits(loss);
         self.figures.evaluations.push(EvaluationEntry { adapter, step, loss_bits: loss_bits.clone() });
         let first = self.figures.held_out.map_or(loss, |(first, _)| first);
@@ -235,12 +239,13 @@ pub(super) mod tests {
     fn record() -> (Figures, [String; 4]) {
         let root = tempfile::tempdir().unwrap();
         let output = Output::create(Paths::new(cap_std::ambient_authority()), &root.path().join("out")).unwrap();
-        let mut record = Record::create(&output).unwrap();
+        let folder = output.folder().unwrap();
+        let mut record = Record::create(&folder).unwrap();
         for event in events() {
             record.take(&event).unwrap();
         }
         let figures = record.finish().unwrap();
-        let read = |name| output.dir().read_to_string(name).unwrap();
+        let read = |name| folder.dir().read_to_string(name).unwrap();
         (figures, [super::LOSSES, super::HELD_OUT, super::METRICS, super::LOG].map(read))
     }
 
@@ -255,7 +260,7 @@ pub(super) mod tests {
         assert_eq!(held_out, "{\"step\":0,\"loss\":5.7515,\"loss_bits\":\"0x40b80c4a\",\"tokens\":4,\"sequences\":2}\n");
         assert_eq!(metrics, "{\"name\":\"reward\",\"step\":1,\"value\":\"NaN\"}\n");
         assert_eq!(log, "warn: red \\u{1b}[31m\\nforged: line\n");
-        assert_eq!((figures.steps, figures.tokens, figures.evaluations.len()), (2, 8, 1));
+        assert_eq!((figures.steps, figures.tokens, figures.sequences, figures.evaluations.len()), (2, 8, 6, 1));
         assert_eq!(figures.saved["adapter"].digest, Digest::of(b"second"));
         assert_eq!(figures.loss_digest, Digest::of(b"0x40b80c4a\n0x40b80c4a\n"));
     }

@@ -12,26 +12,14 @@ use nodus_sandbox::services::Event;
 use super::progress::Progress;
 use super::record::{Figures, Record};
 
-/// What the thread is told.
-enum Message {
-    Event(Event),
-    Note(String),
-}
-
-/// Where events go. Cheap to clone; the thread ends when every clone is gone.
-#[derive(Clone)]
-pub(crate) struct Listener(Sender<Message>);
+/// Where events go. The thread ends when it is gone.
+pub(crate) struct Listener(Sender<Event>);
 
 impl Listener {
     /// An event of the job.
     pub(crate) fn event(&self, event: Event) {
         // The thread is gone only after a failed write, which `Recorder::finish` reports.
-        drop(self.0.send(Message::Event(event)));
-    }
-
-    /// A line to show.
-    pub(crate) fn note(&self, text: impl Into<String>) {
-        drop(self.0.send(Message::Note(text.into())));
+        drop(self.0.send(event));
     }
 }
 
@@ -40,10 +28,11 @@ pub(crate) struct Recorder(JoinHandle<anyhow::Result<Figures>>);
 
 impl Recorder {
     /// Starts it.
-    pub(crate) fn start(record: Record, progress: Progress, stop: StopFlag) -> anyhow::Result<(Listener, Self)> {
-        let (sender, messages) = channel();
+    pub(crate) fn start(record: Record, mut progress: Progress, stop: StopFlag) -> anyhow::Result<(Listener, Self)> {
+        let (sender, events) = channel();
         let work = move || {
-            let result = listen(&messages, record, progress);
+            let result = listen(&events, record, &mut progress);
+            progress.finish();
             if result.is_err() {
                 stop.request();
             }
@@ -53,7 +42,7 @@ impl Recorder {
         Ok((Listener(sender), Self(thread)))
     }
 
-    /// Waits for the last event of all listeners; what the events amount to.
+    /// Waits for the listener's last event; what the events amount to.
     ///
     /// # Errors
     /// Ours: a file could not be written.
@@ -62,16 +51,10 @@ impl Recorder {
     }
 }
 
-fn listen(messages: &Receiver<Message>, mut record: Record, mut progress: Progress) -> anyhow::Result<Figures> {
-    for message in messages {
-        match message {
-            Message::Event(event) => {
-                record.take(&event)?;
-                progress.show(&event);
-            }
-            Message::Note(text) => progress.note(&text),
-        }
+fn listen(events: &Receiver<Event>, mut record: Record, progress: &mut Progress) -> anyhow::Result<Figures> {
+    for event in events {
+        record.take(&event)?;
+        progress.show(&event);
     }
-    progress.finish();
     record.finish()
 }

@@ -3,18 +3,18 @@
 //! Never tells the guest a path or anything that the run was not given.
 
 use std::collections::BTreeMap;
-use std::io::{BufReader, Seek as _};
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use cap_std::fs::Dir;
-use nodus_formats::{FormatError, TextError, TextModel, data, peft};
-use nodus_protocol::{AdapterWeights, Digest, ModelConfig};
+use nodus_formats::{FormatError, TextError, TextModel, peft};
+use nodus_protocol::{AdapterWeights, Digest};
 use nodus_sandbox::services::{Dataset, Event, Refusal, Services, Text, Trunk};
 
-use super::inputs::Rows;
+use super::inputs::{Job, OpenModel};
 use super::record::{HELD_OUT, LOG, LOSSES, METRICS};
 use super::recorder::Listener;
+use super::rows::{Rows, tokenise};
 use crate::receipt;
 use crate::store::write_synced;
 
@@ -27,18 +27,35 @@ const SCRATCH: &str = ".saving";
 
 /// The services of one local run.
 pub(super) struct RunServices {
-    pub(super) trunk: Trunk,
-    pub(super) text: Option<Arc<TextModel>>,
+    trunk: Trunk,
+    model: Arc<OpenModel>,
     /// What others know the model by.
-    pub(super) base: String,
-    pub(super) train: Arc<Rows>,
-    pub(super) held_out: Option<Arc<Rows>>,
-    pub(super) given: BTreeMap<Digest, Arc<AdapterWeights>>,
-    /// The folder of the run's results.
-    pub(super) output: Dir,
+    base: String,
+    train: Arc<Rows>,
+    held_out: Option<Arc<Rows>>,
+    given: BTreeMap<Digest, Arc<AdapterWeights>>,
+    /// The folder of the job's results.
+    output: Dir,
     /// Adapters in it: digest by name.
-    pub(super) saved: BTreeMap<String, Digest>,
-    pub(super) listener: Listener,
+    saved: BTreeMap<String, Digest>,
+    listener: Listener,
+}
+
+impl RunServices {
+    /// What `job` is given, its model being `trunk` of an engine.
+    pub(super) fn new(job: &Job, trunk: Trunk, output: Dir, listener: Listener) -> Self {
+        Self {
+            trunk,
+            model: job.model.clone(),
+            base: job.base.clone(),
+            train: job.train.clone(),
+            held_out: job.held_out.clone(),
+            given: job.adapters.iter().cloned().collect(),
+            output,
+            saved: BTreeMap::new(),
+            listener,
+        }
+    }
 }
 
 #[async_trait]
@@ -47,16 +64,14 @@ impl Services for RunServices {
         if name == MODEL { Ok(self.trunk.clone()) } else { Err(Refusal::NotFound(format!("no trunk named `{name}`, expected `{MODEL}`"))) }
     }
 
-    async fn open_dataset(&mut self, name: &str, trunk: &Trunk, max_length: usize) -> Result<Dataset, Refusal> {
+    async fn open_dataset(&mut self, name: &str, _: &Trunk, max_length: usize) -> Result<Dataset, Refusal> {
         let rows = match (name, &self.held_out) {
             (TRAIN, _) => self.train.clone(),
             (HELD_OUT_DATA, Some(rows)) => rows.clone(),
             (HELD_OUT_DATA, None) => return Err(Refusal::NotFound("the job was given no held-out data".into())),
             _ => return Err(Refusal::NotFound(format!("no data set named `{name}`, expected `{TRAIN}` or `{HELD_OUT_DATA}`"))),
         };
-        let (config, text) = (trunk.config.clone(), self.text.clone());
-        let work = move || tokenise(&rows, &config, text.as_deref(), max_length);
-        tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(ours("tokenising the data", &error)))
+        tokenise(rows, self.model.clone(), max_length).await
     }
 
     async fn load_artifact(&mut self, trunk: &Trunk, digest: Digest) -> Result<Arc<AdapterWeights>, Refusal> {
@@ -110,26 +125,8 @@ fn replace(output: &Dir, name: &str, files: &[peft::AdapterFile]) -> anyhow::Res
     Ok(())
 }
 
-fn tokenise(rows: &Rows, config: &ModelConfig, text: Option<&TextModel>, max_length: usize) -> Result<Dataset, Refusal> {
-    let mut file = rows.file.try_clone().map_err(|error| ours("reading the data", &error))?;
-    file.rewind().map_err(|error| ours("reading the data", &error))?;
-    let name = format!("data set `{}`", rows.name);
-    let all = data::tokenise(BufReader::new(file), &name, config, text, max_length).map_err(|error| refusal(&error))?;
-    let Some(lines) = &rows.lines else {
-        return Ok(Dataset { examples: Arc::new(all.examples), truncated: all.truncated, digest: rows.digest });
-    };
-    let numbered = all.examples.into_iter().zip(&all.lines);
-    let examples: Vec<_> = numbered.filter(|(_, line)| lines.contains(line)).map(|(example, _)| example).collect();
-    if examples.is_empty() {
-        let text = format!("{name}: no label within the first {max_length} tokens of any line of this part, expected at least one");
-        return Err(Refusal::InvalidArgument(text));
-    }
-    let truncated = all.cut_lines.iter().filter(|line| lines.contains(line)).count() as u64;
-    Ok(Dataset { examples: Arc::new(examples), truncated, digest: rows.digest })
-}
-
 /// What a format's refusal is to the guest.
-fn refusal(error: &FormatError) -> Refusal {
+pub(super) fn refusal(error: &FormatError) -> Refusal {
     match error {
         FormatError::Unsupported { .. } => Refusal::Unsupported(error.to_string()),
         FormatError::Missing { .. } | FormatError::Invalid { .. } => Refusal::InvalidArgument(error.to_string()),
@@ -138,7 +135,7 @@ fn refusal(error: &FormatError) -> Refusal {
 }
 
 /// Something failed that is not the guest's business; the reason goes to the log.
-fn ours(what: &str, error: &dyn std::fmt::Display) -> Refusal {
+pub(super) fn ours(what: &str, error: &dyn std::fmt::Display) -> Refusal {
     tracing::error!(%error, "{what} failed");
     Refusal::Other(format!("{what} failed, which is the host's fault"))
 }
@@ -169,56 +166,7 @@ fn text_refusal(error: &TextError) -> Refusal {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
-    use nodus_protocol::{Architecture, Digest, ModelConfig};
-
-    use super::{Rows, check_name, replace, tokenise};
-
-    fn config() -> ModelConfig {
-        ModelConfig {
-            architecture: Architecture::Llama,
-            hidden_size: 8,
-            intermediate_size: 16,
-            num_hidden_layers: 1,
-            num_attention_heads: 1,
-            num_key_value_heads: 1,
-            head_dim: 8,
-            vocab_size: 32,
-            max_position_embeddings: 16,
-            rms_norm_eps: 1e-5,
-            rope_theta: 1e4,
-            rope_scaling: None,
-            sliding_window: None,
-            qkv_bias: false,
-            tie_word_embeddings: true,
-            eos_token_id: None,
-            bos_token_id: None,
-        }
-    }
-
-    #[test]
-    fn a_part_holds_its_own_lines_and_counts_its_own_cuts() {
-        let root = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
-        // Line 2 loses its only label to the cut; lines 2 and 3 are cut.
-        let lines = "{\"tokens\": [1, 2]}\n{\"tokens\": [2, 2, 2, 2], \"weights\": [0, 0, 0, 1]}\n{\"tokens\": [3, 3, 3, 3]}\n{\"tokens\": [4, 4]}\n";
-        root.write("lines", lines).unwrap();
-        let part = |lines: Option<&[u64]>| {
-            let lines = lines.map(|lines| lines.iter().copied().collect::<BTreeSet<_>>());
-            Rows { name: "d".parse().unwrap(), digest: Digest::of(b"d"), file: root.open("lines").unwrap(), lines }
-        };
-        let first_tokens = |rows: &Rows| {
-            let data = tokenise(rows, &config(), None, 3).unwrap();
-            (data.examples.iter().map(|example| example.tokens()[0]).collect::<Vec<_>>(), data.truncated)
-        };
-        assert_eq!(first_tokens(&part(None)), (vec![1, 3, 4], 2));
-        assert_eq!(first_tokens(&part(Some(&[1, 2]))), (vec![1], 1));
-        let held_out = part(Some(&[3, 4]));
-        assert_eq!(first_tokens(&held_out), (vec![3, 4], 1));
-        assert_eq!(first_tokens(&held_out), (vec![3, 4], 1), "a second opening reads from the start");
-        let error = tokenise(&part(Some(&[2])), &config(), None, 3).err().unwrap();
-        assert!(error.to_string().contains("no label"), "{error}");
-    }
+    use super::{check_name, replace};
 
     #[test]
     fn adapters_cannot_take_the_names_of_the_runs_own_files() {

@@ -124,7 +124,7 @@ fn manifest_path(name: &Name) -> String {
     format!("data/{name}.json")
 }
 
-fn blob(digest: Digest) -> String {
+pub(super) fn blob(digest: Digest) -> String {
     format!("blobs/{}", digest.hex())
 }
 

@@ -7,13 +7,15 @@
 //! write.lock         held while something is put in place or removed
 //! models/NAME/       config.json, *.safetensors, tokenizer.json, ..., nodus.json (the manifest)
 //! data/NAME.json     manifest of a data set
-//! blobs/HEX          content of data sets, by SHA-256
+//! blobs/HEX          content of data sets, and components that receipts name, by SHA-256
 //! adapters/HEX/      PEFT folders, by digest
 //! tmp/               what is being made
+//! host_key.pem, host_key.pub.pem, ledger.jsonl: the host's books, which `nodus_receipts` keeps
 //! ```
 
 mod adapters;
 mod blob;
+mod components;
 mod datasets;
 mod models;
 mod scratch;
@@ -27,6 +29,7 @@ use serde::de::DeserializeOwned;
 
 pub(crate) use blob::copy;
 pub use blob::{Hashing, digest_of};
+pub use components::Workspace;
 pub use datasets::DatasetManifest;
 pub use models::{ModelManifest, ModelSummary};
 
@@ -69,6 +72,14 @@ impl Store {
         }
         alive.lock_shared()?;
         Ok(alive)
+    }
+
+    /// The data folder itself, for the host's books.
+    ///
+    /// # Errors
+    /// Ours: no file handle is left.
+    pub fn dir(&self) -> anyhow::Result<Dir> {
+        self.dir.try_clone().context("opening the data folder")
     }
 
     /// Waits until nobody else puts or removes anything; holds that until dropped.

@@ -12,6 +12,9 @@ use crate::error::{FormatError, Place, clip};
 /// Most bytes of one line.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
+/// The roles of chat templates. A template renders any other without a word, and the model would learn it.
+const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
+
 /// What the lines of a file look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
@@ -172,6 +175,10 @@ impl<'a, R: BufRead> Lines<'a, R> {
     }
 
     fn messages(&self, messages: Vec<Message>) -> Result<(Form, Line), FormatError> {
+        if let Some((i, message)) = messages.iter().enumerate().find(|(_, m)| !ROLES.contains(&m.role.as_str())) {
+            let role: String = message.role.chars().take(40).collect();
+            return Err(self.refuse(format!("messages[{i}] has the role {role:?}"), "one of system, user, assistant and tool"));
+        }
         if !messages.iter().any(|m| m.role == "assistant") {
             return Err(self.refuse("no turn of the assistant", "at least one message whose role is `assistant`"));
         }

@@ -135,6 +135,7 @@ fn bad_lines_are_refused_with_file_line_and_reason() {
         (r#"{"text": 1}"#, "invalid type: integer `1`"),
         (r#"{"text": "x"}"#, "a line of text, expected tokens, as in line 1"),
         (r#"{"messages": [{"role": "user", "content": "x"}]}"#, "no turn of the assistant"),
+        (r#"{"messages": [{"role": "usr", "content": "x"}, {"role": "assistant", "content": "y"}]}"#, "messages[0] has the role \"usr\""),
         (r#"{"messages": [{"role": "user", "content": "x", "name": "y"}]}"#, "unknown field `name`"),
         (r"[1, 2]", "invalid type"),
         (r#"{"tokens": [1, 2]"#, "EOF while parsing"),

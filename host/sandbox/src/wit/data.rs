@@ -90,8 +90,7 @@ impl HostBatch for State {
     }
 
     fn drop(&mut self, batch: Resource<BatchHandle>) -> wasmtime::Result<()> {
-        let batch = self.table.delete(batch)?;
-        self.counts.batch_bytes -= batch.bytes;
+        self.table.delete(batch)?;
         Ok(())
     }
 }
@@ -117,15 +116,14 @@ impl State {
     /// Gives the guest a batch; `own_bytes` is what its sequences hold beyond what the data set holds anyway.
     fn push_batch(&mut self, sequences: Vec<Arc<Sequence>>, trunk: Digest, own_bytes: u64) -> Result<Resource<BatchHandle>, Fault> {
         let bytes = own_bytes + BYTES_PER_POINTER * sequences.len() as u64;
-        let needed = self.counts.batch_bytes + bytes;
+        let needed = self.counts.batches.with(bytes);
         if needed > self.limits.batch_bytes {
             return Err(Fault::quota("batch-bytes", needed, self.limits.batch_bytes));
         }
         let batch = Batch { sequences };
         let (rows, labelled) = (batch.rows() as u64, batch.labelled() as u64);
-        let handle = self.push(BatchHandle { batch, trunk, rows, labelled, bytes })?;
-        self.counts.batch_bytes = needed;
-        Ok(handle)
+        let charge = self.counts.batches.charge(bytes);
+        self.push(BatchHandle { batch, trunk, rows, labelled, charge })
     }
 }
 

@@ -3,9 +3,12 @@
 //! Holds no logic; the interface that owns a resource is the one that makes it.
 #![expect(unreachable_pub, reason = "the generated bindings re-export these types")]
 
+use std::sync::Arc;
+
 use nodus_protocol::{Batch, Digest};
 
 use crate::bindings::nodus::gpu::data::DatasetInfo;
+use crate::charge::Charge;
 use crate::services::{Dataset, Trunk};
 
 /// A trunk that the guest opened.
@@ -29,7 +32,7 @@ pub struct BatchHandle {
     /// Rows with a weight above 0.
     pub(super) labelled: u64,
     /// What it holds of `batch-bytes`.
-    pub(super) bytes: u64,
+    pub(super) charge: Arc<Charge>,
 }
 
 /// An adapter that the guest created or loaded.

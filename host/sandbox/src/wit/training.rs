@@ -10,6 +10,7 @@ use super::{Fault, convert, parse_digest};
 use crate::adapters::{Accumulated, Adapter, Answer, Kind, device_bytes, parameters};
 use crate::bindings::nodus::gpu::training as guest;
 use crate::bindings::nodus::gpu::types::Error;
+use crate::charge::Charge;
 use crate::limits::ARTIFACT_NAME_BYTES_MAX;
 use crate::services::{Event, Trunk};
 use crate::state::State;
@@ -90,9 +91,10 @@ impl guest::HostAdapter for State {
         batch: Resource<BatchHandle>,
     ) -> Result<Resource<PendingLoss>, Fault> {
         let adapter = self.table.get(&adapter)?.index;
-        let (batch, gain) = self.training_batch(adapter, &batch)?;
+        let (batch, gain, charge) = self.training_batch(adapter, &batch)?;
         let slot = self.adapters.get(adapter)?.slot;
-        let pending = self.call(adapter, Kind::ForwardBackward, vec![Command::ForwardBackward { slot, batch }], PendingLoss).await?;
+        let commands = vec![Command::ForwardBackward { slot, batch }];
+        let pending = self.call(adapter, Kind::ForwardBackward, commands, Some(charge), PendingLoss).await?;
         let accumulated = &mut self.adapters.get_mut(adapter)?.accumulated;
         *accumulated = accumulated.plus(gain);
         Ok(pending)
@@ -107,7 +109,7 @@ impl guest::HostAdapter for State {
         }
         check_weights(known.accumulated)?;
         let command = Command::OptimStep { slot: known.slot, optimiser };
-        self.step(adapter, optimiser, command).await
+        self.step(adapter, optimiser, command, None).await
     }
 
     async fn train_step(
@@ -118,20 +120,24 @@ impl guest::HostAdapter for State {
     ) -> Result<Resource<PendingStep>, Fault> {
         let adapter = self.table.get(&adapter)?.index;
         let optimiser = convert::adamw(optimiser)?;
-        let (batch, gain) = self.training_batch(adapter, &batch)?;
+        let (batch, gain, charge) = self.training_batch(adapter, &batch)?;
         let known = self.adapters.get(adapter)?;
         check_weights(known.accumulated.plus(gain))?;
         let command = Command::TrainStep { slot: known.slot, batch, optimiser };
-        self.step(adapter, optimiser, command).await
+        self.step(adapter, optimiser, command, Some(charge)).await
     }
 
     async fn evaluate(&mut self, adapter: Resource<AdapterHandle>, batch: Resource<BatchHandle>) -> Result<Resource<PendingLoss>, Fault> {
         let adapter = self.table.get(&adapter)?.index;
         let batch = self.table.get(&batch)?;
         let slot = usable_with(self.adapters.get(adapter)?, batch)?.slot;
+        if batch.labelled == 0 {
+            return Err(Fault::invalid("the batch has no row with a weight above 0, expected at least one: it has no loss"));
+        }
+        let charge = batch.charge.clone();
         let pieces = split(&batch.batch.sequences, self.limits.batch_tokens);
         let commands = pieces.into_iter().map(|sequences| Command::Evaluate { slot, batch: Batch { sequences } }).collect();
-        self.call(adapter, Kind::Evaluate, commands, PendingLoss).await
+        self.call(adapter, Kind::Evaluate, commands, Some(charge), PendingLoss).await
     }
 
     async fn save(&mut self, adapter: Resource<AdapterHandle>, name: String) -> Result<String, Fault> {
@@ -184,19 +190,25 @@ impl State {
     }
 
     /// The batch to train on, and what it adds to what is accumulated.
-    fn training_batch(&self, adapter: u32, batch: &Resource<BatchHandle>) -> Result<(Batch, Accumulated), Fault> {
+    fn training_batch(&self, adapter: u32, batch: &Resource<BatchHandle>) -> Result<(Batch, Accumulated, Arc<Charge>), Fault> {
         let batch = self.table.get(batch)?;
         usable_with(self.adapters.get(adapter)?, batch)?;
         if batch.rows > self.limits.batch_tokens {
             return Err(Fault::quota("batch-tokens", batch.rows, self.limits.batch_tokens));
         }
         let gain = Accumulated { sequences: batch.batch.sequences.len() as u64, labelled: batch.labelled };
-        Ok((batch.batch.clone(), gain))
+        Ok((batch.batch.clone(), gain, batch.charge.clone()))
     }
 
-    async fn step(&mut self, adapter: u32, optimiser: AdamW, command: Command) -> Result<Resource<PendingStep>, Fault> {
+    async fn step(
+        &mut self,
+        adapter: u32,
+        optimiser: AdamW,
+        command: Command,
+        charge: Option<Arc<Charge>>,
+    ) -> Result<Resource<PendingStep>, Fault> {
         let kind = Kind::Step { learning_rate: optimiser.learning_rate };
-        let pending = self.call(adapter, kind, vec![command], PendingStep).await?;
+        let pending = self.call(adapter, kind, vec![command], charge, PendingStep).await?;
         self.adapters.get_mut(adapter)?.accumulated = Accumulated::default();
         Ok(pending)
     }
@@ -207,11 +219,12 @@ impl State {
         adapter: u32,
         kind: Kind,
         commands: Vec<Command>,
+        charge: Option<Arc<Charge>>,
         handle: fn(PendingCall) -> T,
     ) -> Result<Resource<T>, Fault> {
         // The handle first: a call that was refused must have no effect.
         let reserved = self.push(())?;
-        let call = self.submit(adapter, kind, commands).await;
+        let call = self.submit(adapter, kind, commands, charge).await;
         self.table.delete(reserved)?;
         self.push(handle(PendingCall { adapter, call: call? }))
     }

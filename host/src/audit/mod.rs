@@ -1,0 +1,14 @@
+//! What an auditor does: check receipts, run jobs again, read the ledger.
+//!
+//! Changes nothing that a host keeps.
+
+mod compare;
+mod ledger;
+mod recorded;
+mod replay;
+mod trust;
+mod verify;
+
+pub(crate) use ledger::ledger;
+pub(crate) use replay::replay;
+pub(crate) use verify::verify;

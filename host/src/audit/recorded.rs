@@ -1,0 +1,127 @@
+//! From a receipt back to the job: every input found by its digest.
+//!
+//! Takes nothing on trust but digests, and nothing that is not in the data folder.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use nodus_formats::data::HeldOut as Share;
+use nodus_formats::peft;
+use nodus_protocol::{AdapterWeights, Digest};
+use nodus_receipts::statement::DigestSet;
+use nodus_sandbox::Sandbox;
+
+use crate::error::user;
+use crate::import::fault;
+use crate::receipt::{CONTRACT, HeldOut, Predicate, Resource};
+use crate::run::inputs::{Job, JobComponent, OpenModel, Parts};
+use crate::run::rows::Rows;
+use crate::store::Store;
+use crate::sweep::Point;
+use crate::text::escape;
+
+/// Refuses a receipt that cannot be replayed here, whatever the data folder has.
+///
+/// # Errors
+/// The user's.
+pub(super) fn refuse_foreign(predicate: &Predicate, here: &BTreeMap<String, String>) -> anyhow::Result<()> {
+    if predicate.contract != CONTRACT {
+        let contract = escape(&predicate.contract);
+        return Err(user(format!("the job ran under {contract}, this host has {CONTRACT}: bits are promised within one contract only")));
+    }
+    if predicate.device_class != *here {
+        return Err(user(format!(
+            "the job ran on another device class, and bits are promised within one class only\n\
+             the receipt's: {}\nthis machine's: {}",
+            shown(&predicate.device_class),
+            shown(here)
+        )));
+    }
+    if !predicate.events.is_empty() {
+        return Err(user("the job was asked to stop while it ran, and when is not recorded: it cannot be replayed"));
+    }
+    Ok(())
+}
+
+fn shown(class: &BTreeMap<String, String>) -> String {
+    class.iter().map(|(name, value)| format!("{}={}", escape(name), escape(value))).collect::<Vec<_>>().join(", ")
+}
+
+/// The job that a receipt speaks of.
+///
+/// # Errors
+/// The user's: an input is not in the data folder. Ours: the data folder is damaged.
+pub(super) fn job(store: &Store, sandbox: &Sandbox, predicate: &Predicate) -> anyhow::Result<Job> {
+    let component = component(store, sandbox, &predicate.component)?;
+    let model = model(store, &predicate.trunk)?;
+    let (train, held_out) = rows(store, predicate)?;
+    let adapters = predicate.loaded_artifacts.iter().map(|resource| adapter(store, resource, &model)).collect::<anyhow::Result<_>>()?;
+    Ok(Job {
+        name: None,
+        varied: Point::new(),
+        component: Arc::new(component),
+        model: Arc::new(model),
+        base: predicate.trunk.name.clone(),
+        train,
+        held_out,
+        parameters: predicate.parameters.clone(),
+        adapters,
+        seed: predicate.seed,
+        limits: predicate.limits,
+        cohort: 0,
+    })
+}
+
+fn digest(resource: &Resource) -> Digest {
+    let DigestSet(digest) = resource.digest;
+    digest
+}
+
+fn missing(what: &str, resource: &Resource, remedy: &str) -> anyhow::Error {
+    user(format!("the {what} `{}` ({}) is not in the data folder: {remedy}", escape(&resource.name), digest(resource)))
+}
+
+fn component(store: &Store, sandbox: &Sandbox, resource: &Resource) -> anyhow::Result<JobComponent> {
+    let remedy = "it is kept there by the host that ran the job";
+    let bytes = store.component(digest(resource))?.ok_or_else(|| missing("component", resource, remedy))?;
+    JobComponent::new(sandbox, bytes, escape(&resource.name), "the component")
+}
+
+fn model(store: &Store, resource: &Resource) -> anyhow::Result<OpenModel> {
+    let models = store.models()?;
+    let found = models.into_iter().find(|(_, manifest)| manifest.summary.digest == digest(resource));
+    let (name, _) = found.ok_or_else(|| missing("model", resource, "`nodus-host model import` adds it"))?;
+    OpenModel::open(store, &name)
+}
+
+fn rows(store: &Store, predicate: &Predicate) -> anyhow::Result<Parts> {
+    match &predicate.held_out {
+        HeldOut::Nothing => Ok((whole(store, &predicate.data)?, None)),
+        HeldOut::Dataset { resource } => Ok((whole(store, &predicate.data)?, Some(whole(store, resource)?))),
+        HeldOut::Data { rows } => {
+            let name = dataset(store, &predicate.data)?;
+            let (file, manifest) = store.dataset(&name)?;
+            let share = Share::Count(usize::try_from(*rows).unwrap_or(usize::MAX));
+            let (train, held_out) = Rows::parts(&name, manifest.digest, file, manifest.rows, share)?;
+            Ok((train, Some(held_out)))
+        }
+    }
+}
+
+fn whole(store: &Store, resource: &Resource) -> anyhow::Result<Arc<Rows>> {
+    let name = dataset(store, resource)?;
+    let (file, manifest) = store.dataset(&name)?;
+    Ok(Rows::whole(name, manifest.digest, file))
+}
+
+fn dataset(store: &Store, resource: &Resource) -> anyhow::Result<crate::name::Name> {
+    let found = store.datasets()?.into_iter().find(|(_, manifest)| manifest.digest == digest(resource));
+    found.map(|(name, _)| name).ok_or_else(|| missing("data set", resource, "`nodus-host data put` adds it"))
+}
+
+fn adapter(store: &Store, resource: &Resource, model: &OpenModel) -> anyhow::Result<(Digest, Arc<AdapterWeights>)> {
+    let remedy = "it is kept there by the host that ran the job";
+    let dir = store.adapter(digest(resource))?.ok_or_else(|| missing("adapter", resource, remedy))?;
+    let weights = peft::read(&dir, &model.config).map_err(fault)?;
+    Ok((digest(resource), Arc::new(weights)))
+}

@@ -1,0 +1,98 @@
+//! `audit replay`: a finished job once more, alone, from its receipt; every loss bit and every adapter byte compared.
+//!
+//! Writes nothing into the run's folder and nothing into the host's books.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use cap_std::fs::Dir;
+use nodus_receipts::envelope::ENVELOPE_BYTES_MAX;
+use nodus_receipts::{Envelope, KnownKeys};
+use nodus_sandbox::{JobEnd, Outcome, Sandbox, SandboxOptions};
+
+use super::compare::{Difference, Equal, compare};
+use super::recorded::{job, refuse_foreign};
+use super::trust::trust;
+use crate::cli::{DeviceArgs, Lane, ReplayArgs};
+use crate::error::{Ending, user};
+use crate::paths::{Paths, shown};
+use crate::receipt::{FILE, Statement};
+use crate::run::Folder;
+use crate::run::crew::{Crew, Ended, Post};
+use crate::run::device::{Rig, class_here};
+use crate::run::display::Display;
+use crate::run::record::Figures;
+use crate::store::Store;
+use crate::text::{bytes, count, escape_lines};
+
+/// Most of a guest's message that is shown.
+const MESSAGE_CHARS_MAX: usize = 500;
+
+/// Runs a job again and says whether it is bit-identical.
+///
+/// # Errors
+/// The user's: the receipt is not to be trusted, an input is missing, the device class is another, or the first difference.
+pub(crate) fn replay(store: &Store, paths: Paths, args: &ReplayArgs, is_terminal: bool, out: &mut dyn Write) -> anyhow::Result<Ending> {
+    let recorded = paths.open_dir(&args.path)?;
+    let data_dir = PathBuf::from("the data folder");
+    let known = if args.keys.is_empty() { own(store)? } else { trust(paths, &data_dir, &args.keys, None)?.known };
+    let statement = signed(paths, args, &known)?;
+    refuse_foreign(&statement.predicate, &class_here()?)?;
+    let sandbox = Arc::new(Sandbox::new(SandboxOptions::default())?);
+    let job = Arc::new(job(store, &sandbox, &statement.predicate)?);
+
+    let workspace = store.workspace()?;
+    let copy = workspace.dir().try_clone().context("opening the replay's folder")?;
+    let post = Post { job, folder: Arc::new(Folder::new(copy, PathBuf::from("the replay"))) };
+    let rig = Rig { args: DeviceArgs { threads: args.threads, ..DeviceArgs::default() }, buffer_bytes_max: u64::MAX };
+    let crew = Crew::start(sandbox, Display::new(is_terminal, 1), 1, rig)?;
+    let (mut fared, _) = crew.run(&[post], Lane::Solo, 1, rig);
+    let fared = fared.pop().context("the replay did not run")?;
+    fared.engine.context("the engine failed during the replay")?;
+    let Some(figures) = finished(fared.ended?)? else { return Ok(Ending::Interrupted) };
+    tell(&recorded, &statement, workspace.dir(), &figures, out)
+}
+
+fn own(store: &Store) -> anyhow::Result<KnownKeys> {
+    crate::books::own_key(&store.dir()?)?.context("the data folder has no key")
+}
+
+/// The receipt's statement, whose signature holds.
+fn signed(paths: Paths, args: &ReplayArgs, known: &KnownKeys) -> anyhow::Result<Statement> {
+    let path = args.path.join(FILE);
+    if !paths.open_dir(&args.path)?.exists(FILE) {
+        return Err(user(format!("{} holds no {FILE}: give the folder of one job", shown(&args.path))));
+    }
+    let refuse = |error: &dyn std::fmt::Display| user(format!("{}: {error}", shown(&path)));
+    let envelope = Envelope::parse(&paths.read(&path, ENVELOPE_BYTES_MAX as u64)?).map_err(|error| refuse(&error))?;
+    envelope.verify(known).map_err(|error| refuse(&error))?;
+    nodus_receipts::statement::Statement::parse(envelope.payload()).map_err(|error| refuse(&error))?;
+    serde_json::from_slice(envelope.payload()).map_err(|error| refuse(&format!("not a receipt that this version can replay: {error}")))
+}
+
+/// The figures of a replay that ended as the recorded run did; none where it was interrupted.
+fn finished(ended: Option<Ended>) -> anyhow::Result<Option<Figures>> {
+    match ended {
+        Some(Ended { is_stopped: true, .. }) | None => Ok(None),
+        Some(Ended { end: Some(JobEnd { outcome: Outcome::Completed, .. }), figures, .. }) => Ok(Some(figures)),
+        Some(Ended { end: Some(JobEnd { outcome: Outcome::Failed(failure), .. }), figures, .. }) => {
+            let (steps, why) = (count(figures.steps, "step"), escape_lines(&failure.to_string(), MESSAGE_CHARS_MAX));
+            Err(user(format!("not bit-identical: the job completed, the replay failed after {steps}: {why}")))
+        }
+        Some(Ended { end: None, .. }) => Ok(None),
+    }
+}
+
+fn tell(recorded: &Dir, statement: &Statement, replayed: &Dir, figures: &Figures, out: &mut dyn Write) -> anyhow::Result<Ending> {
+    match compare(recorded, statement, replayed, figures).context("reading the replay's files")? {
+        Ok(Equal { losses, held_out, files, bytes: total }) => {
+            let (losses, evaluations) = (count(losses, "loss").replace("losss", "losses"), count(held_out, "evaluation"));
+            let text = format!("bit-identical: {losses}, {evaluations}, {} of {}", count(files, "file"), bytes(total));
+            writeln!(out, "{text}").context("writing to standard output")?;
+            Ok(Ending::Done)
+        }
+        Err(Difference { what, expected, got }) => Err(user(format!("not bit-identical: {what}: expected {expected}, got {got}"))),
+    }
+}

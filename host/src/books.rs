@@ -1,0 +1,101 @@
+//! The host's books: the key it signs with, and the ledger of receipts and adapter bytes.
+//!
+//! Made at the first start, in the data folder. Never signs what it does not also enter.
+
+use anyhow::Context as _;
+use cap_std::fs::Dir;
+use nodus_protocol::Digest;
+use nodus_receipts::key::{KeyError, PRIVATE_KEY_FILE, PUBLIC_KEY_FILE};
+use nodus_receipts::ledger::{BytesEvent, Event, LEDGER_FILE};
+use nodus_receipts::{HostKey, KnownKeys, Ledger, PublicKey, Reader, SealedReceipt};
+
+use crate::error::user;
+use crate::machine::unix_ms;
+
+/// Whose jobs those of the command line are.
+pub(crate) const LOCAL: &str = "local";
+
+/// The books, open for writing.
+pub(crate) struct Books(Ledger);
+
+/// A job as the ledger knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Account {
+    /// Of its own; equal jobs at two times have two.
+    pub(crate) job: String,
+    /// Whose.
+    pub(crate) tenant: String,
+}
+
+impl Books {
+    /// Makes key and ledger where they are missing; reads neither otherwise.
+    ///
+    /// # Errors
+    /// As [`Books::open`].
+    pub(crate) fn prepare(dir: Dir) -> anyhow::Result<()> {
+        let is_there = [PRIVATE_KEY_FILE, PUBLIC_KEY_FILE, LEDGER_FILE].iter().all(|file| dir.exists(file));
+        if is_there { Ok(()) } else { Self::open(dir).map(drop) }
+    }
+
+    /// Opens them and checks every line of the ledger.
+    ///
+    /// # Errors
+    /// The user's: the key's file is not as it must be. Ours: the disk refuses, or the ledger is corrupt.
+    pub(crate) fn open(dir: Dir) -> anyhow::Result<Self> {
+        let key = HostKey::open_or_create(&dir).map_err(key_fault)?;
+        let ledger = Ledger::open(dir, key, unix_ms()).context("opening the host's ledger")?;
+        for torn in ledger.torn() {
+            tracing::warn!(line = torn.line, bytes = torn.bytes, fault = %torn.fault, "a crash tore the ledger's last line; it was cut off");
+        }
+        Ok(Self(ledger))
+    }
+
+    /// Enters what became of an adapter's bytes; nothing where there are none.
+    ///
+    /// # Errors
+    /// Ours: the disk refuses.
+    pub(crate) fn enter(&mut self, account: &Account, adapter: u32, event: BytesEvent, bytes: u64) -> anyhow::Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let Account { job, tenant } = account.clone();
+        let event = Event::AdapterBytes { job, tenant, adapter, event, bytes };
+        self.0.append(unix_ms(), event).context("writing to the host's ledger")?;
+        Ok(())
+    }
+
+    /// Signs and enters a receipt; `statement` is given the digest of the one before.
+    ///
+    /// # Errors
+    /// Ours.
+    pub(crate) fn seal(
+        &mut self,
+        account: &Account,
+        statement: impl FnOnce(Option<Digest>) -> Result<Vec<u8>, serde_json::Error>,
+    ) -> anyhow::Result<SealedReceipt> {
+        self.0.seal(unix_ms(), &account.job, &account.tenant, statement).context("signing the receipt")
+    }
+}
+
+/// The ledger of a folder, for reading.
+pub(crate) fn reader(dir: Dir) -> Option<Reader> {
+    dir.exists(LEDGER_FILE).then(|| Reader::new(dir))
+}
+
+/// This host's own public key; none where it has none yet.
+///
+/// # Errors
+/// The user's: the file is there and no key.
+pub(crate) fn own_key(dir: &Dir) -> anyhow::Result<Option<KnownKeys>> {
+    let Ok(text) = dir.read_to_string(PUBLIC_KEY_FILE) else { return Ok(None) };
+    let key = PublicKey::from_pem(&text).map_err(|error| user(format!("{PUBLIC_KEY_FILE} of the data folder: {error}")))?;
+    Ok(Some([key].into_iter().collect()))
+}
+
+/// Who can put a key's fault right.
+fn key_fault(error: KeyError) -> anyhow::Error {
+    match &error {
+        KeyError::Io { .. } | KeyError::Random(_) => anyhow::Error::from(error).context("opening the host's key"),
+        _ => user(format!("the host's key: {error}")),
+    }
+}

@@ -1,0 +1,67 @@
+//! The options of `audit`.
+//!
+//! Parses only.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use nodus_receipts::ledger::Kind;
+
+/// What an auditor does.
+#[derive(Debug, Subcommand)]
+pub enum AuditMode {
+    /// Check a receipt: its signature, the files it speaks of, and its place in the ledger
+    ///
+    /// Exits with 0 only if all that could be checked is right; what could not be is said.
+    Verify(VerifyArgs),
+    /// Run a finished job again, alone, from its receipt, and compare every bit
+    Replay(ReplayArgs),
+    /// List the ledger's entries and sum up adapter bytes
+    Ledger(LedgerArgs),
+}
+
+/// `audit verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// A receipt, the folder of a run, or a folder of such folders
+    #[arg(value_name = "RECEIPT|DIR")]
+    pub path: PathBuf,
+    /// Believe this public key (PEM) in place of this host's; may be given many times
+    #[arg(long = "key", value_name = "FILE")]
+    pub keys: Vec<PathBuf>,
+    /// A folder with the ledger of the host that signed [default: this host's, where this host's key is believed]
+    #[arg(long, value_name = "DIR")]
+    pub ledger: Option<PathBuf>,
+}
+
+/// `audit replay`.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// The folder of a run, or of one member of a sweep or manifest
+    #[arg(value_name = "DIR")]
+    pub path: PathBuf,
+    /// Believe this public key (PEM) in place of this host's; may be given many times
+    #[arg(long = "key", value_name = "FILE")]
+    pub keys: Vec<PathBuf>,
+    /// CPU threads; results do not depend on it [default: all]
+    #[arg(long)]
+    pub threads: Option<NonZeroUsize>,
+}
+
+/// `audit ledger`.
+#[derive(Debug, Args)]
+pub struct LedgerArgs {
+    /// Only entries of this tenant; what `run` does belongs to `local`
+    #[arg(long)]
+    pub tenant: Option<String>,
+    /// Only entries of this kind: key_created, receipt or adapter_bytes
+    #[arg(long)]
+    pub kind: Option<Kind>,
+    /// Only entries of this job
+    #[arg(long)]
+    pub job: Option<String>,
+    /// One JSON object a line: the entries, then the sums
+    #[arg(long)]
+    pub json: bool,
+}

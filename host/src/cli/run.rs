@@ -1,0 +1,113 @@
+//! The options of `run`.
+//!
+//! Parses only; what a name or a file means is looked up elsewhere.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use crate::name::Name;
+use crate::settings::Setting;
+use crate::sweep::Sweep;
+use crate::text::parse_bytes;
+
+/// One run: one job, the members of a sweep, or the jobs of a manifest.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The component, for example sft.wasm
+    #[arg(required_unless_present = "manifest", conflicts_with = "manifest")]
+    pub component: Option<PathBuf>,
+    /// Name of the base model
+    #[arg(long, value_name = "NAME", required_unless_present = "manifest", conflicts_with = "manifest")]
+    pub model: Option<Name>,
+    /// Name of the data set to train on
+    #[arg(long, value_name = "NAME", required_unless_present = "manifest", conflicts_with = "manifest")]
+    pub data: Option<Name>,
+    /// What the job may evaluate on.
+    #[command(flatten)]
+    pub held_out: HeldOutArgs,
+    /// A JSON file with the job's parameters
+    #[arg(long, value_name = "FILE", conflicts_with = "manifest")]
+    pub params: Option<PathBuf>,
+    /// One parameter, over those of the file; the value is JSON, else a string. May be given many times
+    #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with = "manifest")]
+    pub settings: Vec<Setting>,
+    /// A parameter and the values to try; with several, all their combinations. The members run together, each in a folder of its own
+    #[arg(long = "sweep", value_name = "KEY=V1,V2", conflicts_with = "manifest")]
+    pub sweeps: Vec<Sweep>,
+    /// Seed of everything random in the job; all members of a sweep have the same
+    #[arg(long, default_value_t = 0, conflicts_with = "manifest")]
+    pub seed: u64,
+    /// A TOML file that lists jobs to run together, each in a folder of its own
+    #[arg(long, value_name = "FILE")]
+    pub manifest: Option<PathBuf>,
+    /// Run jobs together in shared passes, or one after another, each alone; results do not depend on it
+    #[arg(long, value_enum, default_value_t = Lane::Fused)]
+    pub lane: Lane,
+    /// Jobs that run at the same time at most [default: all]
+    #[arg(long, value_name = "N")]
+    pub jobs: Option<NonZeroUsize>,
+    /// How the device is used.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// A folder for the results; must not exist or be empty
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+}
+
+/// How jobs share the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Lane {
+    /// In one engine, passes shared with the others on the same model.
+    Fused,
+    /// One after another, each on an engine of its own.
+    Solo,
+}
+
+impl Lane {
+    /// As receipts write it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fused => "fused",
+            Self::Solo => "solo",
+        }
+    }
+}
+
+/// How the device is used. None of it changes a result.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct DeviceArgs {
+    /// CPU threads; results do not depend on it [default: all]
+    #[arg(long)]
+    pub threads: Option<NonZeroUsize>,
+    /// Memory for activations of the frozen layers that later epochs use again, such as 512MiB; 0 keeps none [default: the engine's]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub trunk_cache: Option<u64>,
+    /// Memory that the jobs' needs must fit into, such as 8GiB [default: what the machine has available]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub memory: Option<u64>,
+}
+
+/// At most one way to name a held-out part.
+#[derive(Clone, Debug, Default, PartialEq, Args)]
+#[group(multiple = false, conflicts_with = "manifest")]
+pub struct HeldOutArgs {
+    /// Name of a second data set to evaluate on
+    #[arg(long, value_name = "NAME")]
+    pub held_out: Option<Name>,
+    /// Hold this part of the data out, above 0 and below 1; which rows does not depend on the seed
+    #[arg(long, value_name = "F", value_parser = fraction)]
+    pub held_out_fraction: Option<f64>,
+    /// Hold so many rows of the data out
+    #[arg(long, value_name = "N")]
+    pub held_out_count: Option<NonZeroUsize>,
+}
+
+fn fraction(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value < 1.0 => Ok(value),
+        _ => Err("expected a number above 0 and below 1".to_owned()),
+    }
+}

@@ -1,0 +1,134 @@
+//! What the engines of a run did, what sharing spared, and how much it can spare at most.
+//!
+//! Figures only: no result depends on them.
+
+use nodus_engine::Counts;
+use serde::Serialize;
+
+/// Counts of all engines of a run. Times are the engine's own thread's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Sharing {
+    /// Passes run.
+    pub(crate) passes: u64,
+    /// Batches carried out in them.
+    pub(crate) batches: u64,
+    /// Rows of all these batches.
+    pub(crate) rows: u64,
+    /// Rows computed, times the half layers through which each went.
+    pub(crate) row_halves: u64,
+    /// Those that were not computed, since another member or an earlier pass had.
+    pub(crate) row_halves_shared: u64,
+    /// Sequences whose activations the trunk cache had, at their cut.
+    pub(crate) trunk_cache_hits: u64,
+    /// Those that it had not.
+    pub(crate) trunk_cache_misses: u64,
+    /// Below all cuts.
+    pub(crate) trunk_seconds: f64,
+    /// From the lowest cut up and back.
+    pub(crate) above_seconds: f64,
+    /// In optimiser steps.
+    pub(crate) optimiser_seconds: f64,
+    /// Choosing commands and planning passes.
+    pub(crate) forming_seconds: f64,
+}
+
+/// How much the reuse of trunk activations can speed a run up.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Reuse {
+    /// T: seconds below the cut for one batch, were it computed each time.
+    pub(crate) trunk_seconds_per_batch: f64,
+    /// P: seconds above the cut and in the optimiser for one batch.
+    pub(crate) own_seconds_per_batch: f64,
+    /// N*E: how often each computed sequence was used.
+    pub(crate) uses: f64,
+    /// (T + P) / (T/(N*E) + P).
+    pub(crate) bound: f64,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures to be read")]
+impl Sharing {
+    /// Adds what one engine did.
+    pub(crate) fn add(&mut self, counts: &Counts) {
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        self.passes += counts.passes;
+        self.batches += counts.members;
+        self.rows += counts.rows;
+        self.row_halves += counts.row_halves;
+        self.row_halves_shared += counts.row_halves_spared;
+        self.trunk_cache_hits += counts.trunk_cache.hits;
+        self.trunk_cache_misses += counts.trunk_cache.misses;
+        self.trunk_seconds += seconds(counts.trunk_ns);
+        self.above_seconds += seconds(counts.above_ns);
+        self.optimiser_seconds += seconds(counts.step_ns);
+        self.forming_seconds += seconds(counts.forming_ns);
+    }
+
+    /// The bound by what was measured, `sequences` being those of all batches of all jobs. Without a trunk cache nothing counts what
+    /// was computed, and each is taken to have been. None where nothing ran.
+    pub(crate) fn reuse(&self, sequences: u64) -> Option<Reuse> {
+        if self.batches == 0 || sequences == 0 {
+            return None;
+        }
+        let uses = match self.trunk_cache_misses {
+            0 => 1.0,
+            computed => (sequences as f64 / computed as f64).max(1.0),
+        };
+        let trunk = self.trunk_seconds * uses / self.batches as f64;
+        let own = (self.above_seconds + self.optimiser_seconds) / self.batches as f64;
+        let bound = if trunk + own > 0.0 { (trunk + own) / (trunk / uses + own) } else { 1.0 };
+        Some(Reuse { trunk_seconds_per_batch: trunk, own_seconds_per_batch: own, uses, bound })
+    }
+
+    /// Lines for people.
+    pub(crate) fn lines(&self, sequences: u64) -> Vec<String> {
+        if self.batches == 0 {
+            return Vec::new();
+        }
+        let all = self.row_halves + self.row_halves_shared;
+        let part = if all == 0 { 0.0 } else { 100.0 * self.row_halves_shared as f64 / all as f64 };
+        let mut lines = vec![format!(
+            "{} batches in {} passes; {part:.1} % of the work was shared; trunk cache: {} hits, {} misses",
+            self.batches, self.passes, self.trunk_cache_hits, self.trunk_cache_misses
+        )];
+        lines.extend(self.reuse(sequences).map(|reuse| {
+            format!(
+                "a batch: T {:.2} ms below the cut, P {:.2} ms above; N*E {:.1}; bound (T + P) / (T/(N*E) + P) = {:.2}",
+                reuse.trunk_seconds_per_batch * 1e3,
+                reuse.own_seconds_per_batch * 1e3,
+                reuse.uses,
+                reuse.bound
+            )
+        }));
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Sharing;
+
+    #[test]
+    fn the_bound_is_that_of_the_formula() {
+        // 16 members, 3 epochs of 10 batches of 2 sequences: T is 30 ms, P 5 ms.
+        let sharing = Sharing {
+            batches: 480,
+            trunk_cache_misses: 20,
+            trunk_seconds: 0.3,
+            above_seconds: 2.2,
+            optimiser_seconds: 0.2,
+            ..Sharing::default()
+        };
+        let reuse = sharing.reuse(960).unwrap();
+        assert!((reuse.uses - 48.0).abs() < 1e-9);
+        assert!((reuse.trunk_seconds_per_batch - 0.03).abs() < 1e-9 && (reuse.own_seconds_per_batch - 0.005).abs() < 1e-9);
+        assert!((reuse.bound - 0.035 / (0.03 / 48.0 + 0.005)).abs() < 1e-9);
+        assert!(sharing.lines(960)[1].contains("= 6.22"), "{:?}", sharing.lines(960));
+    }
+
+    #[test]
+    fn without_a_cache_each_use_is_a_computation() {
+        let sharing = Sharing { batches: 10, trunk_seconds: 1.0, above_seconds: 1.0, ..Sharing::default() };
+        assert!((sharing.reuse(20).unwrap().bound - 1.0).abs() < 1e-9);
+        assert!(Sharing::default().reuse(0).is_none());
+    }
+}

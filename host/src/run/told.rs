@@ -1,0 +1,135 @@
+//! What is said of a run that ended, and the exit code that follows.
+//!
+//! Says it once, after everything is in its place.
+
+use std::io::Write;
+
+use anyhow::Context as _;
+
+use super::conclude::{Kept, Status, Verdict};
+use super::crew::{Fared, Post};
+use super::output::Output;
+use super::summary::{self, CSV, JSON, Machine, Row};
+use crate::error::{Ending, user};
+use crate::paths::shown;
+use crate::text::count;
+
+/// The only job of a run.
+///
+/// # Errors
+/// The user's where the job failed; ours where the host did.
+pub(super) fn one(post: &Post, fared: &Fared, verdict: &Verdict, out: &mut dyn Write) -> anyhow::Result<Ending> {
+    let kept = verdict.kept_text(post, fared);
+    match &verdict.status {
+        Status::Completed | Status::Stopped => {
+            let is_stopped = matches!(verdict.status, Status::Stopped);
+            say(out, &success(fared, verdict, is_stopped, kept))?;
+            Ok(if is_stopped { Ending::Interrupted } else { Ending::Done })
+        }
+        Status::Cancelled | Status::NotStarted => {
+            say(out, &[format!("cancelled: {kept}")])?;
+            Ok(Ending::Interrupted)
+        }
+        Status::Failed(reason) => Err(user(format!("the job failed: {reason}\n{kept}"))),
+        Status::Broken(error) => Err(anyhow::anyhow!("{error:#}")).context(format!("the host failed while it ran the job; {kept}")),
+    }
+}
+
+fn success(fared: &Fared, verdict: &Verdict, is_stopped: bool, kept: String) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(figures) = fared.figures() {
+        let how = if is_stopped { "stopped on request after" } else { "completed" };
+        let loss = figures.last_loss.map_or_else(String::new, |loss| format!(", last loss {loss:.4}"));
+        lines.push(format!("{how} {}{loss}, {} with a label", count(figures.steps, "step"), count(figures.tokens, "token")));
+        if let Some((first, last)) = figures.held_out {
+            lines.push(format!("held-out loss: {first:.4} first, {last:.4} last"));
+        }
+    }
+    lines.push(kept);
+    if matches!(&verdict.kept, Kept::All(adapters) if !adapters.iter().any(|name| name == "adapter")) {
+        lines.push("the job saved no adapter named `adapter`".to_owned());
+    }
+    lines
+}
+
+/// Several jobs.
+///
+/// # Errors
+/// Ours where the host failed one of them, else the user's where one failed.
+pub(super) fn many(
+    output: &Output,
+    verdicts: &[Verdict],
+    rows: &[Row],
+    machine: &Machine,
+    sequences: u64,
+    out: &mut dyn Write,
+) -> anyhow::Result<Ending> {
+    let is_kept = verdicts.iter().any(|verdict| verdict.kept != Kept::Nothing);
+    let kept = match is_kept {
+        true => format!("kept in {}: a folder for each job, {JSON}, {CSV}", shown(output.path())),
+        false => "nothing was kept, since no job took a step".to_owned(),
+    };
+    let mut lines: Vec<String> = summary::table(rows).lines().map(str::to_owned).collect();
+    lines.push(format!("{} in {:.1} s, lane {}", count(rows.len() as u64, "job"), machine.wall_seconds, machine.lane));
+    lines.extend(machine.sharing.lines(sequences));
+    lines.push(kept);
+    say(out, &lines)?;
+    ending(verdicts, rows)
+}
+
+fn ending(verdicts: &[Verdict], rows: &[Row]) -> anyhow::Result<Ending> {
+    let named = |is_wanted: fn(&Status) -> bool| {
+        let wanted = verdicts.iter().zip(rows).filter(|(verdict, _)| is_wanted(&verdict.status));
+        wanted.map(|(_, row)| row.name.as_str()).collect::<Vec<_>>()
+    };
+    let broken = named(|status| matches!(status, Status::Broken(_)));
+    if !broken.is_empty() {
+        anyhow::bail!("the host failed {} of {}: {}", broken.len(), count(rows.len() as u64, "job"), broken.join(", "));
+    }
+    let failed = named(|status| matches!(status, Status::Failed(_)));
+    if !failed.is_empty() {
+        return Err(user(format!("{} of {} failed: {}", failed.len(), count(rows.len() as u64, "job"), failed.join(", "))));
+    }
+    let is_whole = verdicts.iter().all(|verdict| matches!(verdict.status, Status::Completed));
+    Ok(if is_whole { Ending::Done } else { Ending::Interrupted })
+}
+
+fn say(out: &mut dyn Write, lines: &[String]) -> anyhow::Result<()> {
+    lines.iter().try_for_each(|line| writeln!(out, "{line}")).context("writing to standard output")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Row, Status, Verdict, ending};
+    use crate::error::{Ending, exit_code};
+    use crate::run::conclude::Kept;
+
+    fn ends(statuses: Vec<Status>) -> anyhow::Result<Ending> {
+        let row = |name: usize| Row {
+            name: format!("job{name}"),
+            parameters: serde_json::Map::new(),
+            status: "",
+            reason: None,
+            steps: 0,
+            loss: None,
+            loss_bits: None,
+            held_out_loss: None,
+            held_out_loss_bits: None,
+            adapter: None,
+        };
+        let rows: Vec<Row> = (0..statuses.len()).map(row).collect();
+        let verdicts: Vec<Verdict> = statuses.into_iter().map(|status| Verdict { status, kept: Kept::Records }).collect();
+        ending(&verdicts, &rows)
+    }
+
+    #[test]
+    fn the_exit_code_says_whose_fault_it_is() {
+        assert_eq!(ends(vec![Status::Completed, Status::Completed]).unwrap(), Ending::Done);
+        assert_eq!(ends(vec![Status::Completed, Status::Stopped]).unwrap(), Ending::Interrupted);
+        assert_eq!(ends(vec![Status::NotStarted, Status::Cancelled]).unwrap(), Ending::Interrupted);
+        let theirs = ends(vec![Status::Completed, Status::Failed("bad".into()), Status::Stopped]).unwrap_err();
+        assert_eq!((exit_code(&theirs), theirs.to_string().as_str()), (2, "1 of 3 jobs failed: job1"));
+        let ours = ends(vec![Status::Failed("bad".into()), Status::Broken(anyhow::anyhow!("disk"))]).unwrap_err();
+        assert_eq!((exit_code(&ours), ours.to_string().as_str()), (1, "the host failed 1 of 2 jobs: job1"));
+    }
+}

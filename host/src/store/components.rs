@@ -1,0 +1,100 @@
+//! Components that receipts name, in the data folder, so that a run can be repeated; and folders to repeat it in.
+//!
+//! Knows no format: a component is bytes under their digest.
+
+use std::io;
+
+use anyhow::Context as _;
+use cap_std::fs::Dir;
+use nodus_protocol::Digest;
+
+use super::datasets::blob;
+use super::scratch::Scratch;
+use super::{Store, write_synced};
+
+const CONTENT: &str = "content";
+
+/// A folder of its own in the data folder's `tmp/`. Dropping it removes it.
+#[derive(Debug)]
+pub struct Workspace<'a>(Scratch<'a>);
+
+impl Workspace<'_> {
+    /// The folder.
+    #[must_use]
+    pub fn dir(&self) -> &Dir {
+        self.0.dir()
+    }
+}
+
+impl Store {
+    /// Keeps a component; twice the same is kept once.
+    ///
+    /// # Errors
+    /// Ours: the disk refuses.
+    pub fn keep_component(&self, digest: Digest, bytes: &[u8]) -> anyhow::Result<()> {
+        if self.dir.is_file(blob(digest)) {
+            return Ok(());
+        }
+        let scratch = self.scratch()?;
+        write_synced(scratch.dir(), CONTENT, bytes)?;
+        let _lock = self.write_lock()?;
+        scratch.publish_file(CONTENT, &blob(digest))
+    }
+
+    /// A component's bytes, if they are there.
+    ///
+    /// # Errors
+    /// Ours: the data folder is damaged.
+    pub fn component(&self, digest: Digest) -> anyhow::Result<Option<Vec<u8>>> {
+        let bytes = match self.dir.read(blob(digest)) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error).context("reading a component of the data folder"),
+        };
+        let found = Digest::of(&bytes);
+        anyhow::ensure!(found == digest, "component {digest} of the data folder is damaged: its digest is {found}");
+        Ok(Some(bytes))
+    }
+
+    /// An empty folder to work in.
+    ///
+    /// # Errors
+    /// Ours: the disk refuses.
+    pub fn workspace(&self) -> anyhow::Result<Workspace<'_>> {
+        self.scratch().map(Workspace)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nodus_protocol::Digest;
+
+    use super::Store;
+
+    #[test]
+    fn a_component_is_kept_once_and_a_damaged_one_is_ours() {
+        let root = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+        let store = Store::open(root.try_clone().unwrap()).unwrap();
+        let digest = Digest::of(b"component");
+        assert!(store.component(digest).unwrap().is_none());
+        for _ in 0..2 {
+            store.keep_component(digest, b"component").unwrap();
+        }
+        assert_eq!(store.component(digest).unwrap().unwrap(), b"component");
+        root.write(format!("blobs/{}", digest.hex()), "altered").unwrap();
+        let error = store.component(digest).unwrap_err();
+        assert!(error.to_string().contains("damaged"), "{error}");
+        assert_eq!(crate::error::exit_code(&error), 1);
+    }
+
+    #[test]
+    fn a_workspace_goes_when_it_is_dropped() {
+        let root = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+        let store = Store::open(root.try_clone().unwrap()).unwrap();
+        let workspace = store.workspace().unwrap();
+        workspace.dir().write("file", "x").unwrap();
+        assert_eq!(root.read_dir("tmp").unwrap().count(), 1);
+        drop(workspace);
+        assert_eq!(root.read_dir("tmp").unwrap().count(), 0);
+    }
+}
