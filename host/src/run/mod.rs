@@ -82,9 +82,10 @@ pub fn run(store: &Store, paths: Paths, args: &RunArgs, is_terminal: bool, out: 
         return told::one(post, fared, verdict, out);
     }
     let sequences = fared.iter().filter_map(Fared::figures).map(|figures| figures.sequences).sum();
-    let machine = Machine::new(args.lane, at_once, wall_seconds, sharing, sequences);
+    let reuse = if args.manifest.is_some() { None } else { sharing.reuse(sequences) };
+    let machine = Machine::new(args.lane, at_once, wall_seconds, sharing, reuse);
     let rows = publish(&output, &posts, &fared, &verdicts, &machine)?;
-    told::many(&output, &verdicts, &rows, &machine, sequences, out)
+    told::many(&output, &verdicts, &rows, &machine, out)
 }
 
 /// Each job with its folder: the whole for the only one, else one named after it.

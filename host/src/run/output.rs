@@ -6,15 +6,16 @@
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
-use cap_std::fs::{Dir, File, OpenOptions};
+use cap_std::fs::{Dir, File, MetadataExt as _, OpenOptions};
 
 use crate::error::user;
 use crate::paths::{Paths, cannot, shown};
 use crate::store::{reopened, sync_dir};
 
-/// A run's results in the making. Dropping it without [`Output::publish`] removes them.
+/// A run's results in the making. Dropping it without [`Output::publish`] removes them; one that could not be published stays.
 #[derive(Debug)]
 pub(super) struct Output {
     path: PathBuf,
@@ -22,6 +23,8 @@ pub(super) struct Output {
     name: PathBuf,
     partial: OsString,
     dir: Dir,
+    /// Whether the results are to stay where they were made.
+    stays: AtomicBool,
     /// Locked as long as the run lives.
     _lock: std::fs::File,
 }
@@ -49,7 +52,7 @@ impl Output {
             io::ErrorKind::WouldBlock => user(format!("another run is writing to {}: choose another folder for --out", shown(path))),
             _ => cannot("create", path, &error),
         })?;
-        Ok(Self { path: path.to_owned(), parent, name, partial, dir, _lock: lock })
+        Ok(Self { path: path.to_owned(), parent, name, partial, dir, stays: AtomicBool::new(false), _lock: lock })
     }
 
     /// The whole folder in the making, as one job's.
@@ -79,15 +82,20 @@ impl Output {
     /// Puts all that is in it in its place, at once.
     ///
     /// # Errors
-    /// The user's where the place was taken meanwhile; ours where the disk refuses.
+    /// The user's where the place was taken meanwhile or cannot be replaced: the results stay where they were made, and the error says
+    /// where that is.
     pub(super) fn publish(&self) -> anyhow::Result<()> {
-        refuse_taken(&self.parent, &self.name, &self.path)?;
-        let publish = || -> io::Result<()> {
+        let publish = || -> anyhow::Result<()> {
+            refuse_taken(&self.parent, &self.name, &self.path)?;
             sync_dir(&self.dir)?;
             self.parent.rename(&self.partial, &self.parent, &self.name)?;
-            sync_dir(&self.parent)
+            Ok(sync_dir(&self.parent)?)
         };
-        publish().with_context(|| format!("putting the results in place at {}", shown(&self.path)))
+        publish().map_err(|error| {
+            self.stays.store(true, Ordering::Relaxed);
+            let made = self.path.with_file_name(&self.partial);
+            user(format!("{error}; the results are complete in {}: move them before the next run into {}", shown(&made), shown(&self.path)))
+        })
     }
 }
 
@@ -124,6 +132,9 @@ impl Folder {
 
 impl Drop for Output {
     fn drop(&mut self) {
+        if self.stays.load(Ordering::Relaxed) {
+            return;
+        }
         match self.parent.remove_dir_all(&self.partial) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => tracing::warn!(%error, "a temporary result folder stays behind"),
             _ => {}
@@ -132,6 +143,9 @@ impl Drop for Output {
 }
 
 fn refuse_taken(parent: &Dir, name: &Path, path: &Path) -> anyhow::Result<()> {
+    if parent.symlink_metadata(name).is_ok_and(|found| found.is_symlink()) {
+        return Err(user(format!("{} is a symbolic link: give the folder itself to --out", shown(path))));
+    }
     refuse(parent.read_dir(name).map(|entries| entries.take(1).count()), path)
 }
 
@@ -151,8 +165,12 @@ fn claim(parent: &Dir, partial: &OsString) -> io::Result<(Dir, std::fs::File)> {
         match parent.create_dir(partial) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let stale = parent.open_dir(partial)?;
-                reopened(&stale)?.into_std().try_lock()?;
-                parent.remove_dir_all(partial)?;
+                let lock = reopened(&stale)?.into_std();
+                lock.try_lock()?;
+                // Another run may have replaced it between the opening and the lock: then what is there now is alive.
+                if same(&stale, &parent.open_dir(partial)?)? {
+                    parent.remove_dir_all(partial)?;
+                }
             }
             Err(error) => return Err(error),
             Ok(()) => {
@@ -163,6 +181,12 @@ fn claim(parent: &Dir, partial: &OsString) -> io::Result<(Dir, std::fs::File)> {
             }
         }
     }
+}
+
+/// Whether two handles are of one folder.
+fn same(a: &Dir, b: &Dir) -> io::Result<bool> {
+    let identity = |dir: &Dir| dir.dir_metadata().map(|found| (found.dev(), found.ino()));
+    Ok(identity(a)? == identity(b)?)
 }
 
 #[cfg(test)]
@@ -199,6 +223,20 @@ mod tests {
         let published = paths.open_dir(&path).unwrap();
         assert_eq!(published.read_to_string("losses.jsonl").unwrap(), "x");
         assert!(published.is_file("member/log.txt") && !published.exists("idle"));
+    }
+
+    #[test]
+    fn what_cannot_be_published_stays_and_is_named() {
+        let (root, paths) = root();
+        let path = root.path().join("out");
+        let output = Output::create(paths, &path).unwrap();
+        output.folder().unwrap().dir().write("losses.jsonl", "x").unwrap();
+        paths.create_dir_all(&path).unwrap().write("theirs", "y").unwrap();
+        let error = output.publish().unwrap_err();
+        drop(output);
+        assert!(error.to_string().contains(".out.partial") && exit_code(&error) == 2, "{error}");
+        let made = paths.open_dir(&root.path().join(".out.partial")).unwrap();
+        assert_eq!(made.read_to_string("losses.jsonl").unwrap(), "x");
     }
 
     #[test]

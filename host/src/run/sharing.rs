@@ -63,15 +63,16 @@ impl Sharing {
         self.forming_seconds += seconds(counts.forming_ns);
     }
 
-    /// The bound by what was measured, `sequences` being those of all batches of all jobs. Without a trunk cache nothing counts what
-    /// was computed, and each is taken to have been. None where nothing ran.
+    /// The bound by what was measured in a sweep, `sequences` being those of all batches of all members. None where nothing ran, and
+    /// where members shared rows without a trunk cache, since nothing counts then what was computed.
     pub(crate) fn reuse(&self, sequences: u64) -> Option<Reuse> {
         if self.batches == 0 || sequences == 0 {
             return None;
         }
-        let uses = match self.trunk_cache_misses {
-            0 => 1.0,
-            computed => (sequences as f64 / computed as f64).max(1.0),
+        let uses = match (self.trunk_cache_misses, self.row_halves_shared) {
+            (0, 0) => 1.0,
+            (0, _) => return None,
+            (computed, _) => (sequences as f64 / computed as f64).max(1.0),
         };
         let trunk = self.trunk_seconds * uses / self.batches as f64;
         let own = (self.above_seconds + self.optimiser_seconds) / self.batches as f64;
@@ -79,8 +80,8 @@ impl Sharing {
         Some(Reuse { trunk_seconds_per_batch: trunk, own_seconds_per_batch: own, uses, bound })
     }
 
-    /// Lines for people.
-    pub(crate) fn lines(&self, sequences: u64) -> Vec<String> {
+    /// Lines for people; `reuse` is a sweep's.
+    pub(crate) fn lines(&self, reuse: Option<Reuse>) -> Vec<String> {
         if self.batches == 0 {
             return Vec::new();
         }
@@ -90,7 +91,7 @@ impl Sharing {
             "{} batches in {} passes; {part:.1} % of the work was shared; trunk cache: {} hits, {} misses",
             self.batches, self.passes, self.trunk_cache_hits, self.trunk_cache_misses
         )];
-        lines.extend(self.reuse(sequences).map(|reuse| {
+        lines.extend(reuse.map(|reuse| {
             format!(
                 "a batch: T {:.2} ms below the cut, P {:.2} ms above; N*E {:.1}; bound (T + P) / (T/(N*E) + P) = {:.2}",
                 reuse.trunk_seconds_per_batch * 1e3,
@@ -122,13 +123,15 @@ mod tests {
         assert!((reuse.uses - 48.0).abs() < 1e-9);
         assert!((reuse.trunk_seconds_per_batch - 0.03).abs() < 1e-9 && (reuse.own_seconds_per_batch - 0.005).abs() < 1e-9);
         assert!((reuse.bound - 0.035 / (0.03 / 48.0 + 0.005)).abs() < 1e-9);
-        assert!(sharing.lines(960)[1].contains("= 6.22"), "{:?}", sharing.lines(960));
+        let lines = sharing.lines(Some(reuse));
+        assert!(lines[1].contains("= 6.22"), "{lines:?}");
     }
 
     #[test]
-    fn without_a_cache_each_use_is_a_computation() {
+    fn without_a_cache_each_use_is_a_computation_or_not_known() {
         let sharing = Sharing { batches: 10, trunk_seconds: 1.0, above_seconds: 1.0, ..Sharing::default() };
         assert!((sharing.reuse(20).unwrap().bound - 1.0).abs() < 1e-9);
         assert!(Sharing::default().reuse(0).is_none());
+        assert!(Sharing { row_halves_shared: 5, ..sharing }.reuse(20).is_none());
     }
 }

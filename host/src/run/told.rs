@@ -56,14 +56,7 @@ fn success(fared: &Fared, verdict: &Verdict, is_stopped: bool, kept: String) -> 
 ///
 /// # Errors
 /// Ours where the host failed one of them, else the user's where one failed.
-pub(super) fn many(
-    output: &Output,
-    verdicts: &[Verdict],
-    rows: &[Row],
-    machine: &Machine,
-    sequences: u64,
-    out: &mut dyn Write,
-) -> anyhow::Result<Ending> {
+pub(super) fn many(output: &Output, verdicts: &[Verdict], rows: &[Row], machine: &Machine, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let is_kept = verdicts.iter().any(|verdict| verdict.kept != Kept::Nothing);
     let kept = match is_kept {
         true => format!("kept in {}: a folder for each job, {JSON}, {CSV}", shown(output.path())),
@@ -71,7 +64,7 @@ pub(super) fn many(
     };
     let mut lines: Vec<String> = summary::table(rows).lines().map(str::to_owned).collect();
     lines.push(format!("{} in {:.1} s, lane {}", count(rows.len() as u64, "job"), machine.wall_seconds, machine.lane));
-    lines.extend(machine.sharing.lines(sequences));
+    lines.extend(machine.sharing.lines(machine.reuse));
     lines.push(kept);
     say(out, &lines)?;
     ending(verdicts, rows)
