@@ -57,7 +57,7 @@ pub(crate) struct Prepared {
 unsafe impl Send for Prepared {}
 
 /// What a product reads and writes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operands {
     pub(crate) weight: Address,
     pub(crate) x: Address,

@@ -11,14 +11,18 @@ mod contract;
 mod device;
 mod driver;
 mod gate;
+mod graph;
 mod head;
+mod host_side;
 mod library;
 mod linear;
 mod lora;
 mod memory;
 mod plan;
 mod programs;
+mod record;
 mod rows;
+mod staging;
 mod support;
 mod tables;
 
@@ -28,6 +32,7 @@ pub use gate::{GateReport, ProductCheck};
 pub use library::{Found, Library, Probe, probe};
 pub use plan::{Choice, Key, Plan, PlanError, Product};
 pub use programs::compile_everything;
+pub use record::Launches;
 
 /// Rows of a tile; every sequence starts at a multiple of it.
 const ROW_ALIGN: usize = 128;
