@@ -112,6 +112,9 @@ pub(crate) fn digest() -> String {
         hash.update((source.len() as u64).to_le_bytes());
         hash.update(source);
     }
+    if cfg!(feature = "broken-kernel") {
+        hash.update("broken");
+    }
     hex(&hash.finalize())
 }
 
