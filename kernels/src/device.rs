@@ -5,7 +5,7 @@
 //! rows only, in a fixed order; several sequences are added in segment order. Padding rows are neither read nor written. An operation says
 //! whether it assigns (=) or accumulates (+=).
 
-use crate::{HostTensor, Layout};
+use crate::{DType, HostTensor, Layout, Numbers};
 
 /// A device failed or refused.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -162,6 +162,12 @@ pub trait Device: Send + 'static {
 
     /// Takes a frozen weight: a matrix (out x in) or a vector.
     fn load(&mut self, tensor: &HostTensor) -> Result<Self::Weight, DeviceError>;
+
+    /// A frozen weight of random numbers: bit for bit [`HostTensor::random`], loaded. A device that can make them itself should.
+    fn random(&mut self, shape: &[usize], dtype: DType, numbers: Numbers) -> Result<Self::Weight, DeviceError> {
+        let too_large = DeviceError::OutOfMemory { needed_bytes: u64::MAX, free_bytes: self.free_bytes() };
+        self.load(&HostTensor::random(shape, dtype, numbers).ok_or(too_large)?)
+    }
 
     /// A zeroed buffer of so many elements.
     fn alloc(&mut self, usage: Use, len: usize) -> Result<Self::Buffer, DeviceError>;

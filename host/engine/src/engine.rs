@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use nodus_kernels::{Device, HostTensor};
+use nodus_kernels::{DType, Device, HostTensor};
 use nodus_protocol::{AdapterSlot, AdapterWeights, Command, EngineError, ErrorKind, JobSlot, LoraConfig, ModelConfig, Reply, TrunkSlot};
 
 use crate::TrunkError;
@@ -81,11 +81,24 @@ impl<D: Device> Engine<D> {
     /// Names what is missing, or of another shape than the configuration says.
     pub fn add_trunk(&mut self, config: &ModelConfig, tensors: &BTreeMap<String, HostTensor>) -> Result<TrunkSlot, TrunkError> {
         let trunk = Trunk::load(&mut self.device, config, tensors)?;
+        Ok(self.put(trunk))
+    }
+
+    /// Makes a trunk of random weights on the device: the same weights for the same configuration, type and seed on every device.
+    ///
+    /// # Errors
+    /// Sizes that make no trunk; too little memory.
+    pub fn add_random_trunk(&mut self, config: &ModelConfig, dtype: DType, seed: u64) -> Result<TrunkSlot, TrunkError> {
+        let trunk = Trunk::random(&mut self.device, config, dtype, seed)?;
+        Ok(self.put(trunk))
+    }
+
+    fn put(&mut self, trunk: Trunk<D>) -> TrunkSlot {
         self.honour_unproven();
         let slot = TrunkSlot(self.trunks.len() as u32);
         self.trunks.push(trunk);
         self.count_bytes();
-        Ok(slot)
+        slot
     }
 
     /// What is not shown to be exact on this device: each job gets passes of its own, whose rows nothing of another job's stands beside or

@@ -207,6 +207,15 @@ impl CudaDevice {
     }
 }
 
+/// Rows and columns of a weight; a vector is one row.
+pub(super) fn matrix_shape(shape: &[usize]) -> Result<(usize, usize), DeviceError> {
+    match *shape {
+        [len] => Ok((1, len)),
+        [rows, columns] => Ok((rows, columns)),
+        _ => Err(DeviceError::Unsupported(format!("a weight of shape {shape:?}; a matrix or a vector was expected"))),
+    }
+}
+
 /// The header of a plan on this device.
 fn header(gpu: &Gpu, precision: Precision) -> Vec<(String, String)> {
     let properties = &gpu.properties;

@@ -8,7 +8,6 @@
 
 mod compile;
 mod exact;
-mod times;
 mod twins;
 
 use nodus_kernels::DeviceError;
