@@ -141,8 +141,15 @@ pub trait Device: Send + 'static {
     /// A frozen weight on the device, in the type it is stored in.
     type Weight: Send + 'static;
 
-    /// What makes a result's bits: names and values, for the receipt's device class. The same names and values promise the same bits.
-    fn class(&self) -> Vec<(String, String)>;
+    /// What makes the bits of work with weight matrices of these sizes (outputs and inputs): names and values, for the receipt's device
+    /// class. The same names and values promise the same bits.
+    fn class(&self, matrices: &[(usize, usize)]) -> Vec<(String, String)>;
+
+    /// Names of what is planned here and not shown to keep the rule that a row's bits depend on its own sequence alone. While there is
+    /// any, a pass may hold one job only: then what it is beside is always the same.
+    fn unproven(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// Each segment starts at a multiple of this many rows.
     fn row_align(&self) -> usize;

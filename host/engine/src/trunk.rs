@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use nodus_kernels::{AttentionShape, DType, Device, HostTensor, Numbers, Use, stream_key};
 use nodus_protocol::{Architecture, ModelConfig, Module};
 
+use crate::plan::attention_shape;
 use crate::{TrunkError, rope};
 
 /// A frozen base model on the device.
@@ -89,12 +90,7 @@ impl<D: Device> Trunk<D> {
     }
 
     pub(crate) fn attention_shape(&self) -> AttentionShape {
-        AttentionShape {
-            heads: self.config.num_attention_heads,
-            kv_heads: self.config.num_key_value_heads,
-            head_dim: self.config.head_dim,
-            window: self.config.sliding_window,
-        }
+        attention_shape(&self.config)
     }
 }
 

@@ -11,7 +11,7 @@ impl Device for CudaDevice {
     type Buffer = CudaBuffer;
     type Weight = CudaWeight;
 
-    fn class(&self) -> Vec<(String, String)> {
+    fn class(&self, matrices: &[(usize, usize)]) -> Vec<(String, String)> {
         let properties = &self.gpu.properties;
         let (major, minor) = properties.capability;
         let nvrtc = self.kernels.compiler.version;
@@ -24,11 +24,16 @@ impl Device for CudaDevice {
                 ("nvrtc", format!("{}.{}", nvrtc.0, nvrtc.1)),
                 ("architecture", self.kernels.compiler.architecture.clone()),
                 ("kernels", programs::digest()),
-                ("plan", self.plan.digest()),
+                ("plan", self.plan.of(matrices).digest()),
+                ("gate", self.verdict().map_or_else(|| "not run".to_owned(), |report| report.of(matrices).verdict())),
             ]
             .map(|(name, value)| (name.to_owned(), value)),
         );
         class
+    }
+
+    fn unproven(&self) -> Vec<String> {
+        CudaDevice::unproven(self)
     }
 
     fn row_align(&self) -> usize {
@@ -36,7 +41,7 @@ impl Device for CudaDevice {
     }
 
     fn allocated_bytes(&self) -> u64 {
-        self.pool.buffer_bytes() + self.pool.scratch_bytes()
+        self.pool.buffer_bytes()
     }
 
     fn free_bytes(&self) -> u64 {

@@ -19,6 +19,7 @@ use super::programs::Kernels;
 use super::record::Recorder;
 use super::staging::Staging;
 use super::tables::{RowTables, TableCache};
+use super::verdict::GateReport;
 use crate::{DType, DeviceError, Layout, Use};
 
 /// What a CUDA device is opened with.
@@ -32,6 +33,8 @@ pub struct CudaOptions {
     pub plan: Option<Plan>,
     /// Launches every pass piece by piece, without graphs: for measuring what they are worth.
     pub without_graphs: bool,
+    /// Bytes of buffers at most, weights not counted; without it, what the card has.
+    pub buffer_bytes_max: Option<u64>,
 }
 
 impl std::fmt::Debug for CudaOptions {
@@ -52,9 +55,12 @@ pub struct CudaDevice {
     pub(super) staging: Staging,
     pub(super) blas: Blas,
     pub(super) plan: Plan,
-    pub(super) prepared: HashMap<(Key, usize), Prepared>,
+    /// Products that have run: their descriptions, and the bytes of the workspace that each needs.
+    pub(super) prepared: HashMap<(Key, usize), (Prepared, usize)>,
     pub(super) precision: Precision,
     pub(super) recorder: Recorder,
+    /// What the gate found of it.
+    pub(super) verdict: Option<GateReport>,
     tables: TableCache,
     scratch: HashMap<&'static str, Block>,
 }
@@ -129,7 +135,7 @@ impl CudaDevice {
         if plan.header != header {
             return Err(DeviceError::Unsupported(format!("the plan was made for {:?}; this is {header:?}", plan.header)));
         }
-        let pool = Pool::new(&gpu);
+        let pool = Pool::new(&gpu, options.buffer_bytes_max.unwrap_or(u64::MAX));
         Ok(Self {
             kernels: Kernels::new(&gpu, compiler, precision)?,
             staging: Staging::new(&gpu, &pool)?,
@@ -138,6 +144,7 @@ impl CudaDevice {
             prepared: HashMap::new(),
             precision,
             recorder: Recorder::new(!options.without_graphs),
+            verdict: None,
             tables: TableCache::default(),
             scratch: HashMap::new(),
             pool,
@@ -242,7 +249,7 @@ impl CudaDevice {
         // What is recorded may use the block that is about to go.
         self.flush()?;
         self.scratch.remove(name);
-        let block = self.pool.alloc(bytes, Owner::Scratch)?;
+        let block = self.pool.alloc(bytes, Owner::Device)?;
         let address = block.address();
         self.scratch.insert(name, block);
         Ok(address)

@@ -9,7 +9,7 @@ use super::driver::Address;
 use super::plan::{Choice, Key, Product, Slices};
 use super::record::Access;
 use super::tables::runs;
-use super::{ROW_ALIGN, head};
+use super::{ROW_ALIGN, buckets, head};
 use crate::{DeviceError, Layout, Use};
 
 /// Rows for which the heuristic is asked: many, since fused passes are where the time goes.
@@ -58,25 +58,39 @@ pub(super) fn plan(device: &mut CudaDevice, outputs: usize, inputs: usize) -> Re
             None => choose(device, key)?,
         };
         device.plan.set(key, choice);
+        if let Choice::CublasLt(words) = choice {
+            buckets::pin(device, key, words)?;
+        }
     }
     Ok(())
 }
 
 fn choose(device: &CudaDevice, key: Key) -> Result<Choice, DeviceError> {
-    let rows = match key.product {
-        Product::Logits | Product::LogitsBackward | Product::LogitsBackwardRest => REPRESENTATIVE_ROWS.min(head::chunk_rows(key.outputs)),
-        _ => REPRESENTATIVE_ROWS,
-    };
-    let prepared = Prepared::new(key, rows, device.precision)?;
-    match device.blas.choose(&prepared)? {
-        Some(words) if takes_every_count(device, key, words)? => Ok(Choice::CublasLt(words)),
-        _ => Ok(Choice::Own),
+    let rows = REPRESENTATIVE_ROWS.min(rows_max(key));
+    for words in device.blas.offers(&Prepared::new(key, rows, device.precision)?)? {
+        if takes_every_count(device, key, words)? {
+            return Ok(Choice::CublasLt(words));
+        }
+    }
+    Ok(Choice::Own)
+}
+
+/// Rows that one call of a product has at most.
+pub(super) fn rows_max(key: Key) -> usize {
+    match key.product {
+        Product::Logits | Product::LogitsBackward | Product::LogitsBackwardRest => head::chunk_rows(key.outputs),
+        _ => usize::MAX,
     }
 }
 
 fn takes_every_count(device: &CudaDevice, key: Key, words: [u64; 8]) -> Result<bool, DeviceError> {
-    for rows in row_counts() {
-        if !device.blas.check(&Prepared::new(key, rows, device.precision)?, words) {
+    takes(device, key, words, 0, usize::MAX)
+}
+
+/// Whether an algorithm takes every number of rows above `above` and up to `end`.
+pub(super) fn takes(device: &CudaDevice, key: Key, words: [u64; 8], above: usize, end: usize) -> Result<bool, DeviceError> {
+    for rows in row_counts().filter(|rows| *rows > above && *rows <= end) {
+        if device.blas.check(&Prepared::new(key, rows, device.precision)?, words).is_none() {
             return Ok(false);
         }
     }
@@ -109,21 +123,27 @@ pub(super) unsafe fn launch_product(
         operands.weight += columns * key.inputs as u64;
         operands.x += columns;
     }
-    let choice = device.plan.get(key).ok_or_else(|| DeviceError::Failed(format!("{key:?} is not planned")))?;
+    let choice = device.plan.get_for(key, rows).ok_or_else(|| DeviceError::Failed(format!("{key:?} is not planned")))?;
     let words = match choice {
         // SAFETY: the caller's.
         Choice::Own => return unsafe { own_product(device, key, rows, operands, access) },
         Choice::CublasLt(words) => words,
     };
-    if !device.prepared.contains_key(&(key, rows)) {
-        let prepared = Prepared::new(key, rows, device.precision)?;
-        if !device.blas.check(&prepared, words) {
-            return Err(DeviceError::Unsupported(format!("cuBLASLt's pinned algorithm for {key:?} refuses {rows} rows")));
+    let workspace_bytes = match device.prepared.get(&(key, rows)) {
+        Some((_, bytes)) => *bytes,
+        None => {
+            let prepared = Prepared::new(key, rows, device.precision)?;
+            let refused = || DeviceError::Unsupported(format!("cuBLASLt's pinned algorithm for {key:?} refuses {rows} rows"));
+            let bytes = device.blas.check(&prepared, words).ok_or_else(refused)?;
+            device.prepared.insert((key, rows), (prepared, bytes));
+            bytes
         }
-        device.prepared.insert((key, rows), prepared);
-    }
+    };
+    // Two products that need the workspace must not run side by side.
+    let workspace = if workspace_bytes > 0 { device.blas.workspace() } else { 0 };
+    let writes: Vec<Address> = access.writes.iter().copied().chain([workspace]).collect();
     // SAFETY: the caller's, and the algorithm was checked for just this product.
-    unsafe { device.launch_product(key, rows, operands, access) }
+    unsafe { device.launch_product(key, rows, operands, Access { writes: &writes, ..access }) }
 }
 
 /// Carries out a product that [`launch_product`] made ready.
@@ -131,7 +151,7 @@ pub(super) unsafe fn launch_product(
 /// # Safety
 /// As `launch_product`.
 pub(super) unsafe fn run(device: &CudaDevice, key: Key, rows: usize, operands: Operands) -> Result<(), DeviceError> {
-    let (Some(Choice::CublasLt(words)), Some(prepared)) = (device.plan.get(key), device.prepared.get(&(key, rows))) else {
+    let (Some(Choice::CublasLt(words)), Some((prepared, _))) = (device.plan.get_for(key, rows), device.prepared.get(&(key, rows))) else {
         return Err(DeviceError::Failed(format!("{key:?} is not prepared for {rows} rows")));
     };
     device.gpu.bind()?;

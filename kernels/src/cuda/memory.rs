@@ -13,6 +13,7 @@ use crate::DeviceError;
 #[derive(Debug)]
 pub(crate) struct Pool {
     gpu: Arc<Gpu>,
+    buffer_bytes_max: u64,
     state: Mutex<State>,
 }
 
@@ -22,7 +23,6 @@ struct State {
     free: BTreeMap<usize, Vec<Address>>,
     free_bytes: u64,
     buffer_bytes: u64,
-    scratch_bytes: u64,
     arena: Arena,
 }
 
@@ -65,8 +65,6 @@ impl Arena {
 pub(crate) enum Owner {
     /// The engine's; of the arena while a pass is open.
     Buffer,
-    /// Of an operation, on the way.
-    Scratch,
     /// A weight's, or the device's own.
     Device,
 }
@@ -88,8 +86,8 @@ fn size_class(bytes: usize) -> usize {
 }
 
 impl Pool {
-    pub(crate) fn new(gpu: &Arc<Gpu>) -> Arc<Self> {
-        Arc::new(Self { gpu: Arc::clone(gpu), state: Mutex::default() })
+    pub(crate) fn new(gpu: &Arc<Gpu>, buffer_bytes_max: u64) -> Arc<Self> {
+        Arc::new(Self { gpu: Arc::clone(gpu), buffer_bytes_max, state: Mutex::default() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -100,12 +98,14 @@ impl Pool {
     pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, owner: Owner) -> Result<Block, DeviceError> {
         let of_arena = owner == Owner::Buffer && self.state().arena.open;
         let size = size_class(bytes);
+        let left = self.buffer_bytes_max.saturating_sub(self.buffer_bytes());
+        if owner == Owner::Buffer && size as u64 > left {
+            return Err(DeviceError::OutOfMemory { needed_bytes: size as u64, free_bytes: left });
+        }
         let address = if of_arena { self.in_arena(size)? } else { self.outside(size)? };
         let mut state = self.state();
-        match owner {
-            Owner::Buffer => state.buffer_bytes += size as u64,
-            Owner::Scratch => state.scratch_bytes += size as u64,
-            Owner::Device => {}
+        if owner == Owner::Buffer {
+            state.buffer_bytes += size as u64;
         }
         state.arena.live += usize::from(of_arena);
         Ok(Block { pool: Arc::clone(self), address, bytes: size, owner, of_arena })
@@ -204,19 +204,15 @@ impl Pool {
         self.state().buffer_bytes
     }
 
-    /// Bytes of live scratch.
-    pub(crate) fn scratch_bytes(&self) -> u64 {
-        self.state().scratch_bytes
-    }
-
     /// Bytes that may still be allocated.
     pub(crate) fn available_bytes(&self) -> u64 {
-        let kept = {
+        let (kept, used) = {
             let state = self.state();
             let arena: u64 = state.arena.chunks.iter().map(|chunk| chunk.bytes as u64).sum();
-            state.free_bytes + if state.arena.open { state.arena.unused_bytes() } else { arena }
+            let arena = if state.arena.open { state.arena.unused_bytes() } else { arena };
+            (state.free_bytes + arena, state.buffer_bytes)
         };
-        self.gpu.free_bytes().unwrap_or(0) + kept
+        (self.gpu.free_bytes().unwrap_or(0) + kept).min(self.buffer_bytes_max.saturating_sub(used))
     }
 }
 
@@ -248,10 +244,8 @@ impl Drop for Block {
         // SAFETY: the block is this value's alone; the stream orders the zeroing after the work that used it.
         let zeroed = unsafe { self.pool.gpu.zero(self.address, self.bytes) };
         let mut state = self.pool.state();
-        match self.owner {
-            Owner::Buffer => state.buffer_bytes -= self.bytes as u64,
-            Owner::Scratch => state.scratch_bytes -= self.bytes as u64,
-            Owner::Device => {}
+        if self.owner == Owner::Buffer {
+            state.buffer_bytes -= self.bytes as u64;
         }
         // A block that could not be zeroed is never handed out again.
         if zeroed.is_ok() {

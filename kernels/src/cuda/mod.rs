@@ -6,6 +6,7 @@
 mod adamw;
 mod attention;
 mod blas;
+mod buckets;
 mod compile;
 mod contract;
 mod device;
@@ -25,14 +26,15 @@ mod rows;
 mod staging;
 mod support;
 mod tables;
+mod verdict;
 
 pub use compile::Cache;
 pub use device::{CudaBuffer, CudaDevice, CudaOptions, CudaWeight};
-pub use gate::{GateReport, ProductCheck};
-pub use library::{Found, Library, Probe, probe};
+pub use library::{Card, Found, Library, Probe, cards, free_bytes, probe};
 pub use plan::{Choice, Key, Plan, PlanError, Product};
 pub use programs::compile_everything;
-pub use record::Launches;
+pub use record::{Launches, Profile};
+pub use verdict::{GateReport, ProductCheck};
 
 /// Rows of a tile; every sequence starts at a multiple of it.
 const ROW_ALIGN: usize = 128;

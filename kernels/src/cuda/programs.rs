@@ -112,6 +112,9 @@ pub(crate) fn digest() -> String {
         hash.update((source.len() as u64).to_le_bytes());
         hash.update(source);
     }
+    if cfg!(feature = "broken-kernel") {
+        hash.update("broken");
+    }
     hex(&hash.finalize())
 }
 
@@ -148,6 +151,12 @@ impl Kernels {
     /// A kernel by its name.
     pub(crate) fn get(&self, name: &'static str) -> Kernel {
         self.by_name[name]
+    }
+
+    /// The name of a kernel, for people.
+    pub(crate) fn name(&self, kernel: Kernel) -> &'static str {
+        let all = self.by_name.iter().chain(self.attention.values().flatten());
+        all.into_iter().find(|(_, known)| **known == kernel).map_or("?", |(name, _)| name)
     }
 
     /// Makes the attention kernels of a size of head ready. First use compiles them.

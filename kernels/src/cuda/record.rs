@@ -3,7 +3,7 @@
 //! Never launches a graph for a piece that differs from what was captured in one byte: a kernel, a size, an address or their order.
 #![expect(unsafe_code, reason = "launches what was recorded")]
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::blas::Operands;
 use super::device::CudaDevice;
@@ -65,6 +65,9 @@ pub struct Launches {
     pub captures: u64,
 }
 
+/// How often each launch was made, and the milliseconds of all of them, by name and size.
+pub type Profile = BTreeMap<String, (u64, f64)>;
+
 /// The pass that is being recorded, and the pieces that are remembered.
 #[derive(Debug)]
 pub(super) struct Recorder {
@@ -73,11 +76,12 @@ pub(super) struct Recorder {
     piece: Piece,
     kept: Vec<(Piece, Option<Graph>)>,
     launches: Launches,
+    profile: Option<Profile>,
 }
 
 impl Recorder {
     pub(super) fn new(graphs: bool) -> Self {
-        Self { open: false, graphs, piece: Piece::default(), kept: Vec::new(), launches: Launches::default() }
+        Self { open: false, graphs, piece: Piece::default(), kept: Vec::new(), launches: Launches::default(), profile: None }
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -252,7 +256,27 @@ impl CudaDevice {
     }
 
     fn run_all(&mut self, piece: &Piece) -> Result<(), DeviceError> {
-        piece.commands().try_for_each(|(work, parameters, ..)| self.run(work, parameters))
+        let Some(mut profile) = self.recorder.profile.take() else {
+            return piece.commands().try_for_each(|(work, parameters, ..)| self.run(work, parameters));
+        };
+        for (work, parameters, ..) in piece.commands() {
+            let ms = self.milliseconds(|device| device.run(work, parameters))?;
+            let name = match work {
+                Work::Kernel { kernel, grid, .. } => format!("{} {grid:?}", self.kernels.name(kernel)),
+                Work::Product { key, rows, .. } => format!("{} {} x {} on {rows} rows", key.product.name(), key.outputs, key.inputs),
+                Work::Copy { .. } => "copy".to_owned(),
+            };
+            let entry = profile.entry(name).or_default();
+            *entry = (entry.0 + 1, entry.1 + f64::from(ms));
+        }
+        self.recorder.profile = Some(profile);
+        Ok(())
+    }
+
+    /// From here on every launch is timed by itself, each waited for; gives what was found since the last time. For measurements.
+    pub fn profile(&mut self) -> Profile {
+        self.recorder.graphs = false;
+        self.recorder.profile.replace(Profile::new()).unwrap_or_default()
     }
 
     fn capture(&mut self, piece: &Piece) -> Result<Graph, DeviceError> {

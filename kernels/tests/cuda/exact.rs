@@ -9,23 +9,32 @@ use super::{PRECISIONS, open};
 const SIZES: Sizes =
     Sizes { attention: AttentionShape { heads: 6, kv_heads: 2, head_dim: 64, window: Some(70) }, vocabulary: 1024, rank: 8, seed: 5 };
 
+const MATRICES: [(usize, usize); 7] = [(896, 896), (128, 896), (4864, 896), (896, 4864), (151_936, 896), (50_257, 640), (1003, 257)];
+
 #[test]
 fn the_gate_passes() {
     for precision in PRECISIONS {
         let Some(mut device) = open("the_gate_passes", precision) else { return };
         // The products of a 0.5B model, and one whose sizes divide nothing.
-        for (outputs, inputs) in [(896, 896), (128, 896), (4864, 896), (896, 4864), (151_936, 896), (50_257, 640), (1003, 257)] {
+        assert!(!device.unproven().is_empty(), "a device whose gate was not run");
+        for (outputs, inputs) in MATRICES {
             drop(weight(&mut device, outputs, inputs).unwrap());
         }
         let before = device.plan().clone();
-        let report = device.gate().unwrap();
+        let report = device.prove(&[SIZES.attention]).unwrap().clone();
         println!("{precision:?}\n{report}");
         assert!(report.passed(), "{report}");
         assert_eq!(report.products.len(), before.choices().count());
         assert_eq!(&before, device.plan(), "no product had to be replaced");
         // The plan survives its text and is taken by a device opened with it.
         assert_eq!(before.to_string().parse::<nodus_kernels::cuda::Plan>().unwrap(), before);
-        assert!(device.class().contains(&("plan".to_owned(), before.digest())));
+        let (class, part) = (device.class(&MATRICES), device.class(&MATRICES[..2]));
+        assert!(class.contains(&("plan".to_owned(), before.digest())) && class.contains(&("gate".to_owned(), "passed".to_owned())));
+        assert!(part.contains(&("plan".to_owned(), before.of(&MATRICES[..2]).digest())) && part != class);
+        // What was not there when the gate was run is not shown to be exact by it.
+        assert!(device.unproven().is_empty());
+        drop(weight(&mut device, 72, 40).unwrap());
+        assert_eq!(device.unproven().len(), 5);
     }
 }
 
@@ -54,7 +63,7 @@ fn the_fixed_tile_kernel_passes_the_gate_and_agrees() {
             let error = norm(&mut ours.iter().zip(theirs).map(|(a, b)| a - b)) / norm(&mut theirs.iter().copied());
             assert!(error <= if precision == Precision::F32 { 1e-5 } else { 5e-3 }, "{error:e} in {precision:?}");
         }
-        let report = device.gate().unwrap();
+        let report = device.gate(&[SIZES.attention]).unwrap();
         assert!(report.products.iter().all(|check| check.algorithm == "fixed tiles" && check.unequal == 0), "{report}");
     }
 }
@@ -217,5 +226,28 @@ fn random_weights_are_those_of_the_host() {
             assert!(made.iter().any(|value| *value != made[0]));
             assert!(made.iter().zip(&loaded).all(|(a, b)| a.to_bits() == b.to_bits()), "{precision:?} {dtype:?}");
         }
+    }
+}
+
+/// A pass is recorded, the second time made a graph, then launched as that graph; each gives what single launches give.
+#[test]
+fn recorded_passes_and_graphs_give_the_bits_of_single_launches() {
+    let sizes =
+        Sizes { attention: AttentionShape { heads: 6, kv_heads: 3, head_dim: 64, window: Some(37) }, vocabulary: 997, rank: 8, seed: 4 };
+    for precision in PRECISIONS {
+        let Some(mut device) = open("recorded_passes_and_graphs_give_the_bits_of_single_launches", precision) else { return };
+        let sequences = Sequences { anchors: &[129, 300], before: &[5], after: &[128] };
+        for (index, name) in names().into_iter().enumerate() {
+            let single = exercise(&mut device, index, sizes, sequences).unwrap();
+            for round in 0..4 {
+                device.begin_pass().unwrap();
+                let recorded = exercise(&mut device, index, sizes, sequences).unwrap();
+                device.end_pass().unwrap();
+                let bits = |results: &[Vec<f32>]| results.iter().flatten().map(|value| value.to_bits()).collect::<Vec<_>>();
+                assert!(bits(&single) == bits(&recorded), "{name}, round {round}, {precision:?}");
+            }
+        }
+        let launches = device.launches();
+        assert!(launches.captures > 0 && launches.in_graphs > launches.captures, "{launches:?}");
     }
 }
