@@ -75,15 +75,22 @@ pub struct LoraModule {
     pub scale: f32,
 }
 
+/// What an adapter has on one module of a call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoraSite {
+    /// The module.
+    pub module: LoraModule,
+    /// Dropout, while training with it.
+    pub dropout: Option<Dropout>,
+}
+
 /// Some segments of a layout that belong to one adapter.
 #[derive(Debug)]
 pub struct LoraRows<'a, B> {
     /// First segment and one past the last.
     pub segments: std::ops::Range<usize>,
-    /// The module.
-    pub module: LoraModule,
-    /// Dropout, while training with it.
-    pub dropout: Option<Dropout>,
+    /// What it has on each module of the call; none where it has nothing.
+    pub sites: Vec<Option<LoraSite>>,
     /// The adapter's flat parameters (`State`).
     pub params: &'a B,
 }
@@ -91,10 +98,34 @@ pub struct LoraRows<'a, B> {
 /// The same, with where the gradient goes.
 #[derive(Debug)]
 pub struct LoraGrads<'a, B> {
-    /// Rows, module, dropout, parameters.
+    /// Rows, modules, dropout, parameters.
     pub rows: LoraRows<'a, B>,
     /// The adapter's flat gradient (`State`), laid out as its parameters. +=
     pub grads: &'a mut B,
+    /// Whether the gradient of what its rows read is wanted.
+    pub wants_dx: bool,
+}
+
+/// What one module of a forward call writes.
+#[derive(Debug)]
+pub struct LoraOut<'a, B> {
+    /// s (`State`): the first `rank` of `s_width` columns. =
+    pub s: &'a mut B,
+    /// Columns of s.
+    pub s_width: usize,
+    /// y, as wide as the module's outputs. +=
+    pub y: &'a mut B,
+}
+
+/// What one module of a backward call reads.
+#[derive(Debug)]
+pub struct LoraIn<'a, B> {
+    /// dy, as wide as the module's outputs.
+    pub dy: &'a B,
+    /// s of the forward call.
+    pub s: &'a B,
+    /// Columns of s.
+    pub s_width: usize,
 }
 
 /// One adapter's AdamW step (Loshchilov and Hutter, 2019; torch.optim.AdamW's order of operations).
@@ -261,29 +292,24 @@ pub trait Device: Send + 'static {
         accumulate: bool,
     ) -> Result<(), DeviceError>;
 
-    /// LoRA: for the rows of each group s = dropout(x) A^T (=, the first `rank` of `s_width` columns of `s`, `State`), y += scale s B^T.
-    /// Groups do not overlap; rows in no group are untouched. y has the width of the module's outputs.
+    /// LoRA on up to three modules that read the same x: for the rows of each group, and each module on which it has a site,
+    /// s = dropout(x) A^T (=), y += scale s B^T. Groups do not overlap; rows in no group, and modules without a site, are untouched.
     fn lora(
         &mut self,
         rows: &Layout,
         groups: &[LoraRows<'_, Self::Buffer>],
         x: &Self::Buffer,
-        s: &mut Self::Buffer,
-        s_width: usize,
-        y: &mut Self::Buffer,
+        modules: &mut [LoraOut<'_, Self::Buffer>],
     ) -> Result<(), DeviceError>;
 
-    /// Backward of `lora` with its saved x and s: per group ds = scale dy B; dB += scale dy^T s; dA += ds^T dropout(x); and, where dx is
-    /// wanted, dx += dropout'(ds A). Several sequences of one adapter are added in segment order.
-    #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
+    /// Backward of `lora` with its saved x and s: per group and module ds = scale dy B; dB += scale dy^T s; dA += ds^T dropout(x); and, where dx
+    /// is given and the group wants it, dx += dropout'(ds A). Several sequences of one adapter are added in segment order.
     fn lora_backward(
         &mut self,
         rows: &Layout,
         groups: &mut [LoraGrads<'_, Self::Buffer>],
-        dy: &Self::Buffer,
         x: &Self::Buffer,
-        s: &Self::Buffer,
-        s_width: usize,
+        modules: &[LoraIn<'_, Self::Buffer>],
         dx: Option<&mut Self::Buffer>,
     ) -> Result<(), DeviceError>;
 

@@ -11,7 +11,9 @@ pub mod cpu;
 pub mod cuda;
 pub mod exercise;
 
-pub use device::{AdamWItem, AttentionShape, Device, DeviceError, Dropout, LoraGrads, LoraModule, LoraRows, Use};
+pub use device::{
+    AdamWItem, AttentionShape, Device, DeviceError, Dropout, LoraGrads, LoraIn, LoraModule, LoraOut, LoraRows, LoraSite, Use,
+};
 pub use layout::{Layout, Segment};
 pub use random::{philox, stream_key, uniform};
 pub use weights::{DType, HostTensor, MapError, Mapped, Numbers};

@@ -43,7 +43,7 @@ const PROGRAMS: [Program; 11] = [
     program!("gemm.cu": "gemm", "gemm_transposed"),
     program!("head_loss.cu": "head_loss", "head_gradient"),
     program!("lora.cu": "lora_shrink", "lora_expand"),
-    program!("lora_backward.cu": "lora_backward_shrink", "lora_backward_expand", "lora_gradient_a", "lora_gradient_b"),
+    program!("lora_backward.cu": "lora_backward_shrink", "lora_backward_expand", "lora_gradient", "lora_gradient_sum"),
     program!("rms_norm.cu": "rms_norm_warp", "rms_norm_block", "rms_norm_backward_warp", "rms_norm_backward_block"),
     program!("rope.cu": "rope"),
     program!("rows.cu": "add", "gather", "scatter_add", "add_state", "gather_state", "scatter_add_state"),
