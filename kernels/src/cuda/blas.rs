@@ -66,6 +66,14 @@ pub(crate) struct Operands {
     pub(crate) accumulate: bool,
 }
 
+/// How an algorithm does a product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fit {
+    pub(crate) workspace_bytes: usize,
+    /// Its tiles, over the multiprocessors.
+    pub(crate) waves: f32,
+}
+
 /// Elements from row to row of logits.
 pub(crate) fn logits_pitch(outputs: usize) -> usize {
     outputs.next_multiple_of(8)
@@ -245,6 +253,11 @@ pub(crate) fn describe(words: [u64; 8]) -> String {
     )
 }
 
+/// The number of an algorithm among the library's.
+pub(crate) fn number(words: [u64; 8]) -> Option<u32> {
+    configured(&algorithm(words), sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_ID)
+}
+
 /// Whether an algorithm adds each result in one piece.
 pub(crate) fn undivided(words: [u64; 8]) -> bool {
     use sys::cublasLtMatmulAlgoConfigAttributes_t as Attribute;
@@ -296,8 +309,8 @@ impl Blas {
         Ok(offers.filter(|offer| offer.state.result().is_ok()).map(|offer| offer.algo.data).filter(|words| undivided(*words)).collect())
     }
 
-    /// The bytes of our workspace that an algorithm needs for a product; none where it cannot do it.
-    pub(crate) fn check(&self, prepared: &Prepared, words: [u64; 8]) -> Option<usize> {
+    /// What an algorithm takes for a product, within our workspace; none where it cannot do it.
+    pub(crate) fn check(&self, prepared: &Prepared, words: [u64; 8]) -> Option<Fit> {
         // SAFETY: integers, a float, and a status whose zero is a valid value.
         let mut answer: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         // SAFETY: every description lives; writes one result that outlives the call.
@@ -314,7 +327,7 @@ impl Blas {
             )
         };
         let can = status.result().is_ok() && answer.state.result().is_ok() && answer.workspaceSize <= WORKSPACE_BYTES;
-        can.then_some(answer.workspaceSize)
+        can.then_some(Fit { workspace_bytes: answer.workspaceSize, waves: answer.wavesCount })
     }
 
     /// Where the workspace begins.

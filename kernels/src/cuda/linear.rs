@@ -134,7 +134,7 @@ pub(super) unsafe fn launch_product(
         None => {
             let prepared = Prepared::new(key, rows, device.precision)?;
             let refused = || DeviceError::Unsupported(format!("cuBLASLt's pinned algorithm for {key:?} refuses {rows} rows"));
-            let bytes = device.blas.check(&prepared, words).ok_or_else(refused)?;
+            let bytes = device.blas.check(&prepared, words).ok_or_else(refused)?.workspace_bytes;
             device.prepared.insert((key, rows), (prepared, bytes));
             bytes
         }

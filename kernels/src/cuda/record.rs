@@ -242,7 +242,7 @@ impl CudaDevice {
         let piece = std::mem::take(&mut self.recorder.piece);
         let count = piece.commands.len() as u64;
         self.recorder.launches.all += count;
-        if !self.recorder.open || !self.recorder.graphs {
+        if !self.recorder.open || !self.recorder.graphs || self.recorder.profile.is_some() {
             return self.run_all(&piece);
         }
         let Some(found) = self.recorder.kept.iter().position(|(kept, _)| *kept == piece) else {
@@ -283,10 +283,14 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// From here on every launch is timed by itself, each waited for; gives what was found since the last time. For measurements.
-    pub fn profile(&mut self) -> Profile {
-        self.recorder.graphs = false;
-        self.recorder.profile.replace(Profile::new()).unwrap_or_default()
+    /// From here on every launch is timed by itself, each waited for and none in a graph. For measurements.
+    pub fn begin_profile(&mut self) {
+        self.recorder.profile = Some(Profile::new());
+    }
+
+    /// Ends it: what was found.
+    pub fn end_profile(&mut self) -> Profile {
+        self.recorder.profile.take().unwrap_or_default()
     }
 
     fn capture(&mut self, piece: &Piece) -> Result<Graph, DeviceError> {
