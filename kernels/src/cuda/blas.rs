@@ -63,7 +63,10 @@ pub(crate) struct Operands {
     pub(crate) x: Address,
     pub(crate) bias: Address,
     pub(crate) out: Address,
+    /// Whether the result is added to what `out` holds.
     pub(crate) accumulate: bool,
+    /// What else is added, of out's shape; or 0.
+    pub(crate) added: Address,
 }
 
 /// How an algorithm does a product.
@@ -335,7 +338,7 @@ impl Blas {
         self.workspace.address()
     }
 
-    /// out = or += x W (+ bias).
+    /// out = or += x W (+ bias, + added).
     ///
     /// # Safety
     /// Every operand begins live memory, aligned as `prepared` says, of the size that it says; `out` overlaps nothing else.
@@ -343,7 +346,9 @@ impl Blas {
         if prepared.biased {
             prepared.set_bias(operands.bias)?;
         }
-        let (one, beta) = (1.0_f32, f32::from(u8::from(operands.accumulate)));
+        let adds = operands.accumulate || operands.added != 0;
+        let (one, beta) = (1.0_f32, f32::from(u8::from(adds)));
+        let added = if operands.added == 0 { operands.out } else { operands.added };
         let pointer = |address: Address| address as *mut c_void;
         // SAFETY: the operands are the caller's; the algorithm was checked against these descriptions, and needs no more than the workspace.
         unsafe {
@@ -356,7 +361,7 @@ impl Blas {
                 prepared.weight,
                 pointer(operands.x),
                 prepared.x,
-                pointer(operands.out),
+                pointer(added),
                 prepared.out,
                 pointer(operands.out),
                 prepared.out,

@@ -114,7 +114,7 @@ impl Arrays {
             out: [alloc(len * element.bytes())?, alloc(len * element.bytes())?],
             element,
             len,
-            accumulates: key.product == Product::LinearBackward,
+            accumulates: matches!(key.product, Product::Linear | Product::LinearBackward),
         };
         device.fill_part(&arrays.weight, 0, activation, weights, 1, 0.05)?;
         device.fill_part(&arrays.bias, 0, activation, key.outputs, 2, 1.0)?;
@@ -136,6 +136,7 @@ impl Arrays {
                     bias: self.bias.address(),
                     out: out.address(),
                     accumulate: *accumulate,
+                    added: 0,
                 };
                 // SAFETY: the blocks were made for this product and number of rows, and both algorithms take it.
                 unsafe { device.blas.run(prepared, words, operands) }?;

@@ -166,7 +166,18 @@ impl Device for CudaDevice {
         bias: Option<&CudaWeight>,
         out: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
-        linear::linear(self, rows, x, weight, bias, out)
+        linear::linear(self, rows, x, weight, bias, None, out)
+    }
+
+    fn linear_add(
+        &mut self,
+        rows: &Layout,
+        x: &CudaBuffer,
+        weight: &CudaWeight,
+        added: &CudaBuffer,
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        linear::linear(self, rows, x, weight, None, Some(added), out)
     }
 
     fn linear_backward(

@@ -48,6 +48,9 @@ pub(super) fn linear<D: Device>(run: &mut Run<'_, D>) -> Done {
         run.device.linear(rows, &x, &weight, (seed == 6).then_some(&bias), &mut out)?;
         run.read_rows(&out, outputs)?;
     }
+    let (added, mut out) = (run.activations(outputs, 8)?, run.activations(outputs, 5)?);
+    run.device.linear_add(rows, &x, &weight, &added, &mut out)?;
+    run.read_rows(&out, outputs)?;
     for accumulate in [false, true] {
         let mut dx = run.activations(inputs, 7)?;
         run.device.linear_backward(rows, &dy, &weight, &mut dx, accumulate)?;

@@ -105,14 +105,9 @@ impl<D: Device> Pass<'_, '_, D> {
         let mut lse = self.buffer(Use::State, &queries.rows, shape.heads)?;
         self.device.attention(&queries.rows, &keys.rows, shape, &q, &k, &v, &mut out, &mut lse)?;
 
-        let mut next = self.linear(queries, &out, layer, Module::OProj)?;
+        let narrowed = if last { Some(self.gather(&queries.rows, &level.narrow, hidden, &residual)?) } else { None };
+        let mut next = self.linear_onto(queries, &out, layer, Module::OProj, narrowed.as_ref().unwrap_or(&residual))?;
         let [inner_o] = self.lora(level, queries, layer, &out, [(Module::OProj, &mut *next)])?;
-        if last {
-            let narrowed = self.gather(&queries.rows, &level.narrow, hidden, &residual)?;
-            self.device.add(&queries.rows, &narrowed, &mut next)?;
-        } else {
-            self.device.add(&queries.rows, &residual, &mut next)?;
-        }
         Ok((next, AttentionTape { residual, before_norm, q, k, v, out, lse, inner: [inner_q, inner_k, inner_v, inner_o] }))
     }
 
@@ -144,9 +139,8 @@ impl<D: Device> Pass<'_, '_, D> {
         drop(x);
         let mut product = self.activation(&view.rows, width)?;
         self.device.swiglu(&view.rows, &gate, &up, &mut product)?;
-        let mut next = self.linear(view, &product, layer, Module::DownProj)?;
+        let mut next = self.linear_onto(view, &product, layer, Module::DownProj, &residual)?;
         let [inner_down] = self.lora(level, view, layer, &product, [(Module::DownProj, &mut *next)])?;
-        self.device.add(&view.rows, &residual, &mut next)?;
         Ok((next, MlpTape { residual, gate, up, inner: [inner_gate, inner_up, inner_down] }))
     }
 
@@ -177,6 +171,22 @@ impl<D: Device> Pass<'_, '_, D> {
         let Some(linear) = trunk.layers.get(layer).map(|weights| weights.linear(module)) else { return Err(no_layer(layer)) };
         let mut out = self.activation(&view.rows, trunk.config.module_out(module))?;
         self.device.linear(&view.rows, x, &linear.weight, linear.bias.as_ref(), &mut out)?;
+        Ok(out)
+    }
+
+    /// The frozen part of a module without a bias, on top of other rows, into a new buffer.
+    fn linear_onto(
+        &mut self,
+        view: &View,
+        x: &D::Buffer,
+        layer: usize,
+        module: Module,
+        added: &D::Buffer,
+    ) -> Result<Buffer<D>, DeviceError> {
+        let trunk = self.trunk;
+        let Some(linear) = trunk.layers.get(layer).map(|weights| weights.linear(module)) else { return Err(no_layer(layer)) };
+        let mut out = self.activation(&view.rows, trunk.config.module_out(module))?;
+        self.device.linear_add(&view.rows, x, &linear.weight, added, &mut out)?;
         Ok(out)
     }
 
