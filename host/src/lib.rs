@@ -9,6 +9,7 @@ pub mod cli;
 mod doctor;
 pub mod error;
 mod import;
+pub mod limits;
 mod machine;
 pub mod manifest;
 pub mod name;

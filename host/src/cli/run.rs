@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::limits::Limit;
 use crate::name::Name;
 use crate::settings::Setting;
 use crate::sweep::Sweep;
@@ -39,6 +40,10 @@ pub struct RunArgs {
     /// Seed of everything random in the job; all members of a sweep have the same
     #[arg(long, default_value_t = 0, conflicts_with = "manifest")]
     pub seed: u64,
+    /// A limit of each job over its default, such as device-bytes=512MiB or wall-ms=60000; receipts record all limits. May be given many
+    /// times; a manifest has them job by job
+    #[arg(long = "limit", value_name = "NAME=VALUE", conflicts_with = "manifest")]
+    pub limits: Vec<Limit>,
     /// A TOML file that lists jobs to run together, each in a folder of its own
     #[arg(long, value_name = "FILE")]
     pub manifest: Option<PathBuf>,

@@ -82,15 +82,18 @@ pub(crate) fn conclude(office: &mut Office<'_>, number: usize, post: &Post, fare
     done.unwrap_or_else(|error| Verdict { status: Status::Broken(error), kept: Kept::Nothing })
 }
 
-/// Enters the engine's own figures. It counts by job, so all of a job's adapters stand under the first.
+/// Enters the engine's own figures.
 fn enter(books: &mut Books, account: &Account, bytes: &JobBytes) -> anyhow::Result<()> {
-    let entries = [
-        (BytesEvent::Allocated, bytes.granted_bytes),
-        (BytesEvent::Written, bytes.written_bytes),
-        (BytesEvent::Exported, bytes.exported_bytes),
-        (BytesEvent::Zeroed, bytes.zeroed_bytes),
-    ];
-    entries.into_iter().try_for_each(|(event, bytes)| books.enter(account, 0, event, bytes))
+    let events = bytes.adapters.iter().flat_map(|(adapter, bytes)| {
+        let events = [
+            (BytesEvent::Allocated, bytes.granted),
+            (BytesEvent::Written, bytes.written),
+            (BytesEvent::Exported, bytes.exported),
+            (BytesEvent::Zeroed, bytes.zeroed),
+        ];
+        events.map(|(event, bytes)| (*adapter, event, bytes))
+    });
+    books.enter(account, events)
 }
 
 /// The status of a job that gets a receipt, with what it used; else of one that gets none.

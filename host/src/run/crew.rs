@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use nodus_engine::JobBytes;
-use nodus_protocol::{EngineError, JobSlot};
+use nodus_protocol::{Command, EngineError, JobSlot};
 use nodus_sandbox::services::Trunk;
 use nodus_sandbox::{JobEnd, JobSpec, Sandbox};
 use tokio::runtime::Runtime;
@@ -117,7 +117,7 @@ impl Crew {
         let fared = posts.iter().zip(ended).map(|((slot, _), ended)| Fared {
             ended,
             engine: spent.end.clone(),
-            bytes: spent.jobs.get(slot).copied().unwrap_or_default(),
+            bytes: spent.jobs.get(slot).cloned().unwrap_or_default(),
             class: class.clone(),
         });
         Ok(fared.collect())
@@ -151,6 +151,10 @@ async fn run_one(
     let _seat = seat?;
     let Some(stop) = shared.stopper.enlist() else { return Ok(None) };
     let Post { job, folder } = post;
+    let engine = trunk.engine.clone();
+    let (adapter_bytes, activation_bytes) = (job.limits.device_bytes, job.limits.activation_bytes);
+    let reserve = Command::Reserve { job: slot, adapter_bytes, activation_bytes };
+    engine.call(reserve).await.context("reserving device memory for a job that was admitted")?;
     let progress = shared.display.job(job.name.as_deref());
     let (listener, recorder) = Recorder::start(Record::create(&folder)?, progress, stop.clone())?;
     let output = folder.dir().try_clone().context("opening the results' folder")?;
@@ -163,6 +167,7 @@ async fn run_one(
         end = job.component.valid.run(&shared.sandbox, spec, services) => Some(end),
         () = shared.stopper.end() => None,
     };
+    engine.send_detached(Command::DropJob { job: slot });
     let neighbours = shared.neighbours.leave(slot);
     let figures = tokio::task::spawn_blocking(move || recorder.finish()).await.context("waiting for the recorder")??;
     Ok(Some(Ended { end, figures, is_stopped: stop.is_requested(), started_unix_ms, neighbours }))

@@ -11,10 +11,12 @@ use nodus_formats::data::HeldOut;
 use nodus_formats::{TextModel, hf};
 use nodus_kernels::HostTensor;
 use nodus_protocol::{AdapterWeights, Digest, ModelConfig};
+use nodus_sandbox::services::Dataset;
 use nodus_sandbox::{Limits, Sandbox, ValidComponent};
 use serde_json::{Map, Value};
 
 use super::asked::Asked;
+use super::plan;
 use super::rows::Rows;
 use crate::cli::HeldOutArgs;
 use crate::error::{exit_code, user};
@@ -103,6 +105,7 @@ pub(crate) struct Opener<'a> {
     components: BTreeMap<PathBuf, Arc<JobComponent>>,
     models: BTreeMap<Name, Arc<OpenModel>>,
     data: Vec<((Name, HeldOutArgs), Parts)>,
+    tokens: Vec<Dataset>,
 }
 
 /// What a job trains on, and what it may evaluate on.
@@ -110,7 +113,7 @@ pub(crate) type Parts = (Arc<Rows>, Option<Arc<Rows>>);
 
 impl<'a> Opener<'a> {
     pub(crate) fn new(store: &'a Store, paths: Paths, sandbox: &'a Sandbox) -> Self {
-        Self { store, paths, sandbox, components: BTreeMap::new(), models: BTreeMap::new(), data: Vec::new() }
+        Self { store, paths, sandbox, components: BTreeMap::new(), models: BTreeMap::new(), data: Vec::new(), tokens: Vec::new() }
     }
 
     /// Opens all that one job needs.
@@ -124,8 +127,15 @@ impl<'a> Opener<'a> {
         let mut parameters = asked.parameters;
         let adapters = self.init_adapter(&mut parameters, &model)?;
         let base = model.name.to_string();
+        let (limits, tokens) = plan::limits(&model, &train, held_out.as_deref(), &parameters, &asked.limits);
+        self.tokens.extend(tokens);
         let Asked { name, varied, seed, cohort, .. } = asked;
-        Ok(Job { name, varied, component, model, base, train, held_out, parameters, adapters, seed, limits: Limits::DEFAULT, cohort })
+        Ok(Job { name, varied, component, model, base, train, held_out, parameters, adapters, seed, limits, cohort })
+    }
+
+    /// The tokens that were read on the way. While they are kept, the jobs need not read them again.
+    pub(crate) fn into_tokens(self) -> Vec<Dataset> {
+        self.tokens
     }
 
     fn component(&mut self, path: &Path) -> anyhow::Result<Arc<JobComponent>> {

@@ -12,6 +12,7 @@ pub(crate) mod inputs;
 mod needs;
 mod neighbours;
 mod output;
+mod plan;
 mod progress;
 pub(crate) mod record;
 mod recorder;
@@ -57,18 +58,19 @@ pub fn run(store: &Store, paths: Paths, args: &RunArgs, is_terminal: bool, out: 
         Lane::Solo => 1,
         Lane::Fused => args.jobs.map_or(jobs.len(), |most| most.get().min(jobs.len())),
     };
-    let admission = needs::admit(&jobs, args.lane, at_once, args.device, paths)?;
+    let tokens = opener.into_tokens();
+    let buffer_bytes_max = needs::admit(&jobs, args.lane, at_once, args.device, paths)?;
     let mut books = Books::open(store.dir()?)?;
     let output = Output::create(paths, &args.out)?;
     let posts = posts(jobs, &output)?;
 
     let began = Instant::now();
     let display = Display::new(is_terminal, posts.len());
-    let rig = Rig { args: args.device, buffer_bytes_max: admission.buffer_bytes_max };
+    let rig = Rig { args: args.device, buffer_bytes_max };
     let crew = Crew::start(sandbox, display, at_once, rig)?;
     let (fared, sharing) = crew.run(&posts, args.lane, at_once, rig);
     let wall_seconds = began.elapsed().as_secs_f64();
-    drop(admission);
+    drop(tokens);
 
     let mut office = Office { store, books: &mut books, lane: args.lane };
     let ends = posts.iter().zip(&fared).enumerate();
