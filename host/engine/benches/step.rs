@@ -106,7 +106,7 @@ fn step(criterion: &mut Criterion) {
         let batch = batch(&model, labelled);
         group.bench_function(format!("{labelled} of {ROWS} labelled"), |b| {
             b.iter(|| {
-                let reply = engine.execute(Command::TrainStep { slot, batch: batch.clone(), optimiser: optimiser.clone() });
+                let reply = engine.execute(Command::TrainStep { slot, batch: batch.clone(), optimiser });
                 assert!(matches!(reply, Ok(Reply::Step(_))), "{reply:?}");
             });
         });
