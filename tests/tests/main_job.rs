@@ -182,4 +182,6 @@ fn interrupting_stops_cleanly_and_keeps_what_was_trained() {
     assert!(told.contains("kept") && told.contains("adapter"), "{told}");
     let steps: Vec<Step> = json_lines(&host_folder.path("out/losses.jsonl"));
     assert!(steps.len() > 3 && host_folder.path("out/adapter/adapter_model.safetensors").exists(), "{} steps", steps.len());
+    let replayed = host_folder.ok(["audit", "replay", host_folder.path("out").to_str().unwrap()]);
+    assert!(replayed.starts_with("bit-identical") && replayed.contains(&format!("{} losses", steps.len())), "{replayed}");
 }

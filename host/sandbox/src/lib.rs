@@ -19,6 +19,7 @@ mod sandbox;
 pub mod services;
 mod state;
 mod stdio;
+mod stopping;
 mod ticker;
 mod wit;
 

@@ -13,7 +13,7 @@ use nodus_sandbox::Sandbox;
 
 use crate::error::user;
 use crate::import::fault;
-use crate::receipt::{CONTRACT, HeldOut, Predicate, Resource};
+use crate::receipt::{CONTRACT, ExternalEvent, HeldOut, Predicate, Resource};
 use crate::run::inputs::{Job, JobComponent, OpenModel, Parts};
 use crate::run::rows::Rows;
 use crate::store::Store;
@@ -36,9 +36,6 @@ pub(super) fn refuse_foreign(predicate: &Predicate, here: &BTreeMap<String, Stri
             shown(&predicate.device_class),
             shown(here)
         )));
-    }
-    if !predicate.events.is_empty() {
-        return Err(user("the job was asked to stop while it ran, and when is not recorded: it cannot be replayed"));
     }
     Ok(())
 }
@@ -68,6 +65,7 @@ pub(super) fn job(store: &Store, sandbox: &Sandbox, predicate: &Predicate) -> an
         adapters,
         seed: predicate.seed,
         limits: predicate.limits,
+        stop_at: predicate.events.iter().map(|ExternalEvent::StopRequested { call }| *call).next(),
         cohort: 0,
     })
 }

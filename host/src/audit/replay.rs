@@ -42,6 +42,7 @@ pub(crate) fn replay(store: &Store, paths: Paths, args: &ReplayArgs, is_terminal
     refuse_foreign(&statement.predicate, &class_here()?)?;
     let sandbox = Arc::new(Sandbox::new(SandboxOptions::default())?);
     let job = Arc::new(job(store, &sandbox, &statement.predicate)?);
+    let stop_at = job.stop_at;
 
     let workspace = store.workspace()?;
     let copy = workspace.dir().try_clone().context("opening the replay's folder")?;
@@ -51,7 +52,7 @@ pub(crate) fn replay(store: &Store, paths: Paths, args: &ReplayArgs, is_terminal
     let (mut fared, _) = crew.run(&[post], Lane::Solo, 1, rig);
     let fared = fared.pop().context("the replay did not run")?;
     fared.engine.context("the engine failed during the replay")?;
-    let Some(figures) = finished(fared.ended?)? else { return Ok(Ending::Interrupted) };
+    let Some(figures) = finished(fared.ended?, stop_at)? else { return Ok(Ending::Interrupted) };
     tell(&recorded, &statement, workspace.dir(), &figures, out)
 }
 
@@ -72,10 +73,12 @@ fn signed(paths: Paths, args: &ReplayArgs, known: &KnownKeys) -> anyhow::Result<
     serde_json::from_slice(envelope.payload()).map_err(|error| refuse(&format!("not a receipt that this version can replay: {error}")))
 }
 
-/// The figures of a replay that ended as the recorded run did; none where it was interrupted.
-fn finished(ended: Option<Ended>) -> anyhow::Result<Option<Figures>> {
+/// The figures of a replay that ended as the recorded run did, which learnt at the call `stop_at` that it was to stop; none where the
+/// replay was interrupted.
+fn finished(ended: Option<Ended>, stop_at: Option<u64>) -> anyhow::Result<Option<Figures>> {
     match ended {
-        Some(Ended { is_stopped: true, .. }) | None => Ok(None),
+        None => Ok(None),
+        Some(ended) if ended.stopped_at().is_some_and(|call| stop_at.is_none_or(|recorded| call < recorded)) => Ok(None),
         Some(Ended { end: Some(JobEnd { outcome: Outcome::Completed, .. }), figures, .. }) => Ok(Some(figures)),
         Some(Ended { end: Some(JobEnd { outcome: Outcome::Failed(failure), .. }), figures, .. }) => {
             let (steps, why) = (count(figures.steps, "step"), escape_lines(&failure.to_string(), MESSAGE_CHARS_MAX));

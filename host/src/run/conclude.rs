@@ -99,8 +99,8 @@ fn enter(books: &mut Books, account: &Account, bytes: &JobBytes) -> anyhow::Resu
 /// The status of a job that gets a receipt, with what it used; else of one that gets none.
 fn status(ended: &Ended, fared: &Fared) -> Result<(Status, Usage), Status> {
     let failure = match &ended.end {
-        Some(JobEnd { outcome: Outcome::Completed, usage }) => {
-            return Ok((if ended.is_stopped { Status::Stopped } else { Status::Completed }, *usage));
+        Some(JobEnd { outcome: Outcome::Completed, usage, .. }) => {
+            return Ok((if ended.stopped_at().is_some() { Status::Stopped } else { Status::Completed }, *usage));
         }
         Some(JobEnd { outcome: Outcome::Failed(failure), .. }) => failure,
         None => return Err(Status::Cancelled),

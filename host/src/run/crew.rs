@@ -37,11 +37,16 @@ pub(crate) struct Ended {
     /// None where a second Ctrl-C cut it off.
     pub(crate) end: Option<JobEnd>,
     pub(crate) figures: Figures,
-    /// Whether it was asked to stop.
-    pub(crate) is_stopped: bool,
     pub(crate) started_unix_ms: u64,
     /// Other jobs that were there meanwhile.
     pub(crate) neighbours: u64,
+}
+
+impl Ended {
+    /// The call of `should-stop` at which it learnt that it was to stop.
+    pub(crate) fn stopped_at(&self) -> Option<u64> {
+        self.end.as_ref().and_then(|end| end.stopped_at)
+    }
 }
 
 /// How a job fared, and the engine that it ran in.
@@ -160,7 +165,7 @@ async fn run_one(
     let output = folder.dir().try_clone().context("opening the results' folder")?;
     let services = Box::new(RunServices::new(&job, trunk, output, listener));
     let params = serde_json::to_string(&job.parameters)?;
-    let spec = JobSpec { params, seed: job.seed, job: slot, limits: job.limits, stop: stop.clone(), cohort: Some(job.cohort) };
+    let spec = JobSpec { params, seed: job.seed, job: slot, limits: job.limits, stop, stop_at: job.stop_at, cohort: Some(job.cohort) };
     shared.neighbours.enter(slot);
     let started_unix_ms = machine::unix_ms();
     let end = tokio::select! {
@@ -170,5 +175,5 @@ async fn run_one(
     engine.send_detached(Command::DropJob { job: slot });
     let neighbours = shared.neighbours.leave(slot);
     let figures = tokio::task::spawn_blocking(move || recorder.finish()).await.context("waiting for the recorder")??;
-    Ok(Some(Ended { end, figures, is_stopped: stop.is_requested(), started_unix_ms, neighbours }))
+    Ok(Some(Ended { end, figures, started_unix_ms, neighbours }))
 }

@@ -64,6 +64,8 @@ pub(crate) struct Job {
     pub(crate) adapters: Vec<(Digest, Arc<AdapterWeights>)>,
     pub(crate) seed: u64,
     pub(crate) limits: Limits,
+    /// The call of `should-stop` from which on it is told to stop, where a run is repeated that was.
+    pub(crate) stop_at: Option<u64>,
     /// Jobs of one cohort may share trunk activations.
     pub(crate) cohort: u64,
 }
@@ -130,7 +132,7 @@ impl<'a> Opener<'a> {
         let (limits, tokens) = plan::limits(&model, &train, held_out.as_deref(), &parameters, &asked.limits);
         self.tokens.extend(tokens);
         let Asked { name, varied, seed, cohort, .. } = asked;
-        Ok(Job { name, varied, component, model, base, train, held_out, parameters, adapters, seed, limits, cohort })
+        Ok(Job { name, varied, component, model, base, train, held_out, parameters, adapters, seed, limits, stop_at: None, cohort })
     }
 
     /// The tokens that were read on the way. While they are kept, the jobs need not read them again.
