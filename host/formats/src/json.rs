@@ -64,6 +64,13 @@ impl<'a> Object<'a> {
         }
     }
 
+    /// A finite number in a range, both ends included.
+    pub(crate) fn between(self, key: &str, least: f64, most: f64) -> Result<Option<f64>, FormatError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let number = value.as_f64().filter(|x| (least..=most).contains(x));
+        number.map(Some).ok_or_else(|| self.wrong(key, value, &format!("a number from {least} to {most}")))
+    }
+
     pub(crate) fn bool(self, key: &str) -> Result<Option<bool>, FormatError> {
         self.typed(key, "true or false")
     }
