@@ -25,7 +25,7 @@ use crate::run::device::{Rig, class_here};
 use crate::run::display::Display;
 use crate::run::record::Figures;
 use crate::store::Store;
-use crate::text::{bytes, count, escape_lines};
+use crate::text::{bytes, count, one_line};
 
 /// Most of a guest's message that is shown.
 const MESSAGE_CHARS_MAX: usize = 500;
@@ -81,7 +81,7 @@ fn finished(ended: Option<Ended>, stop_at: Option<u64>) -> anyhow::Result<Option
         Some(ended) if ended.stopped_at().is_some_and(|call| stop_at.is_none_or(|recorded| call < recorded)) => Ok(None),
         Some(Ended { end: Some(JobEnd { outcome: Outcome::Completed, .. }), figures, .. }) => Ok(Some(figures)),
         Some(Ended { end: Some(JobEnd { outcome: Outcome::Failed(failure), .. }), figures, .. }) => {
-            let (steps, why) = (count(figures.steps, "step"), escape_lines(&failure.to_string(), MESSAGE_CHARS_MAX));
+            let (steps, why) = (count(figures.steps, "step"), one_line(&failure.to_string(), MESSAGE_CHARS_MAX));
             Err(user(format!("not bit-identical: the job completed, the replay failed after {steps}: {why}")))
         }
         Some(Ended { end: None, .. }) => Ok(None),

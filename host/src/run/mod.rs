@@ -32,7 +32,7 @@ use nodus_sandbox::{Sandbox, SandboxOptions};
 use crate::books::Books;
 use crate::cli::{Lane, RunArgs};
 use crate::error::Ending;
-use crate::paths::Paths;
+use crate::paths::{Paths, shown};
 use crate::store::{Store, write_synced};
 
 use conclude::{Kept, Office, Verdict, conclude};
@@ -78,15 +78,20 @@ pub fn run(store: &Store, paths: Paths, args: &RunArgs, is_terminal: bool, out: 
     if let ([post], [fared], [verdict]) = (posts.as_slice(), fared.as_slice(), verdicts.as_slice())
         && post.job.name.is_none()
     {
-        if verdict.kept != Kept::Nothing {
-            output.publish()?;
+        match verdict.kept {
+            Kept::Nothing => {}
+            Kept::Left => output.leave(),
+            Kept::Records | Kept::All(_) => output.publish()?,
         }
-        return told::one(post, fared, verdict, out);
+        return told::one(&output, post, fared, verdict, out);
     }
     let sequences = fared.iter().filter_map(Fared::figures).map(|figures| figures.sequences).sum();
     let reuse = if args.manifest.is_some() { None } else { sharing.reuse(sequences) };
     let machine = Machine::new(args.lane, at_once, wall_seconds, sharing, reuse);
-    let rows = publish(&output, &posts, &fared, &verdicts, &machine)?;
+    let rows = publish(&output, &posts, &fared, &verdicts, &machine).map_err(|error| {
+        output.leave();
+        error.context(format!("what the jobs wrote stays in {}", shown(&output.partial_path())))
+    })?;
     told::many(&output, &verdicts, &rows, &machine, out)
 }
 
@@ -109,8 +114,12 @@ fn publish(output: &Output, posts: &[Post], fared: &[Fared], verdicts: &[Verdict
     if verdicts.iter().all(|verdict| verdict.kept == Kept::Nothing) {
         return Ok(rows);
     }
-    for ((post, _), _) in each().filter(|(_, verdict)| verdict.kept == Kept::Nothing) {
-        post.job.name.as_deref().map_or(Ok(()), |name| output.remove_subfolder(name))?;
+    for ((post, _), verdict) in each() {
+        match (&verdict.kept, post.job.name.as_deref()) {
+            (Kept::Nothing, Some(name)) => output.remove_subfolder(name)?,
+            (Kept::Left, Some(name)) => output.set_aside(name)?,
+            _ => {}
+        }
     }
     let whole = output.folder()?;
     write_synced(whole.dir(), summary::JSON, summary::json(&rows, machine)?.as_bytes())?;

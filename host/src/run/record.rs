@@ -216,9 +216,17 @@ pub(super) mod tests {
     use nodus_protocol::{Digest, LossSums, StepReport};
     use nodus_sandbox::services::{Event, Level};
 
-    use super::super::output::Output;
+    use super::super::output::{Folder, Output};
     use super::{Figures, Record};
     use crate::paths::Paths;
+
+    impl Record {
+        /// With a log that no byte can be written to, as on a full disk.
+        pub(in super::super) fn with_unwritable_log(mut self, folder: &Folder) -> Self {
+            self.log = folder.dir().open(super::LOG).unwrap();
+            self
+        }
+    }
 
     /// Events of a small run.
     pub(in super::super) fn events() -> Vec<Event> {

@@ -18,7 +18,7 @@ use crate::text::count;
 ///
 /// # Errors
 /// The user's where the job failed; ours where the host did.
-pub(super) fn one(post: &Post, fared: &Fared, verdict: &Verdict, out: &mut dyn Write) -> anyhow::Result<Ending> {
+pub(super) fn one(output: &Output, post: &Post, fared: &Fared, verdict: &Verdict, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let kept = verdict.kept_text(post, fared);
     match &verdict.status {
         Status::Completed | Status::Stopped => {
@@ -31,7 +31,10 @@ pub(super) fn one(post: &Post, fared: &Fared, verdict: &Verdict, out: &mut dyn W
             Ok(Ending::Interrupted)
         }
         Status::Failed(reason) => Err(user(format!("the job failed: {reason}\n{kept}"))),
-        Status::Broken(error) => Err(anyhow::anyhow!("{error:#}")).context(format!("the host failed while it ran the job; {kept}")),
+        Status::Broken(error) => {
+            let place = if verdict.kept == Kept::Left { format!(", in {}", shown(&output.partial_path())) } else { String::new() };
+            Err(anyhow::anyhow!("{error:#}")).context(format!("the host failed while it ran the job; {kept}{place}"))
+        }
     }
 }
 
@@ -77,7 +80,8 @@ fn ending(verdicts: &[Verdict], rows: &[Row]) -> anyhow::Result<Ending> {
     };
     let broken = named(|status| matches!(status, Status::Broken(_)));
     if !broken.is_empty() {
-        anyhow::bail!("the host failed {} of {}: {}", broken.len(), count(rows.len() as u64, "job"), broken.join(", "));
+        let (jobs, names) = (count(rows.len() as u64, "job"), broken.join(", "));
+        anyhow::bail!("the host failed {} of {jobs}: {names}; what they wrote is left in folders named .NAME.unsigned", broken.len());
     }
     let failed = named(|status| matches!(status, Status::Failed(_)));
     if !failed.is_empty() {
@@ -123,6 +127,9 @@ mod tests {
         let theirs = ends(vec![Status::Completed, Status::Failed("bad".into()), Status::Stopped]).unwrap_err();
         assert_eq!((exit_code(&theirs), theirs.to_string().as_str()), (2, "1 of 3 jobs failed: job1"));
         let ours = ends(vec![Status::Failed("bad".into()), Status::Broken(anyhow::anyhow!("disk"))]).unwrap_err();
-        assert_eq!((exit_code(&ours), ours.to_string().as_str()), (1, "the host failed 1 of 2 jobs: job1"));
+        assert_eq!(
+            (exit_code(&ours), ours.to_string().as_str()),
+            (1, "the host failed 1 of 2 jobs: job1; what they wrote is left in folders named .NAME.unsigned")
+        );
     }
 }
