@@ -3,14 +3,14 @@
 //! Takes its authority and its environment from `main`.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
 use crate::books::Books;
 use crate::cli::{AuditMode, Cli, DataMode, Mode, ModelMode};
 use crate::error::{Ending, user};
-use crate::paths::Paths;
+use crate::paths::{Paths, shown};
 use crate::store::Store;
 use crate::text::bytes;
 use crate::{audit, doctor, import, run};
@@ -42,8 +42,7 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
         // An auditor's machine need not be a host: nothing is made.
         return audit::verify(paths, data_dir, args, out);
     }
-    let store = Store::open(paths.create_dir_all(data_dir)?)?;
-    Books::prepare(store.dir()?)?;
+    let store = open(paths, data_dir, &cli.mode)?;
     let said = match &cli.mode {
         Mode::Model(ModelMode::Import { path, name, no_tokenizer }) => {
             let model = import::model(&store, paths, path, name, *no_tokenizer)?;
@@ -74,6 +73,26 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
         writeln!(out, "{line}").context("writing to standard output")?;
     }
     Ok(Ending::Done)
+}
+
+/// The data folder, as far as a mode needs it: made by what brings something, changed by what runs, and otherwise only read.
+fn open(paths: Paths, data_dir: &Path, mode: &Mode) -> anyhow::Result<Store> {
+    let brings = matches!(mode, Mode::Model(ModelMode::Import { .. }) | Mode::Data(DataMode::Put { .. }));
+    let reads = matches!(mode, Mode::Model(ModelMode::List) | Mode::Data(DataMode::List) | Mode::Audit(AuditMode::Ledger(_)));
+    if !brings && paths.entries(data_dir).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+        let how = "`nodus-host model import` and `data put` make it";
+        return Err(user(format!(
+            "there is no data folder {}: {how}; another one is chosen with --data-dir or NODUS_DATA_DIR",
+            shown(data_dir)
+        )));
+    }
+    if reads {
+        return Store::open_to_read(paths.open_dir(data_dir)?).map_err(|error| user(format!("{}: {error}", shown(data_dir))));
+    }
+    let dir = if brings { paths.create_dir_all(data_dir)? } else { paths.open_dir(data_dir)? };
+    let store = Store::open(dir)?;
+    Books::prepare(store.dir()?)?;
+    Ok(store)
 }
 
 fn list_models(store: &Store) -> anyhow::Result<Vec<String>> {

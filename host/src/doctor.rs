@@ -48,7 +48,7 @@ fn data_folder(paths: Paths, data_dir: &Path) -> String {
         return format!("{place}, made at the first import");
     }
     let counted = || -> anyhow::Result<(usize, usize)> {
-        let store = Store::open(paths.open_dir(data_dir)?)?;
+        let store = Store::open_to_read(paths.open_dir(data_dir)?)?;
         Ok((store.models()?.len(), store.datasets()?.len()))
     };
     match counted() {

@@ -21,8 +21,6 @@ const JOBS_MAX: usize = 1024;
 const LIST: &str = "jobs";
 const KEYS: [&str; 10] =
     ["name", "component", "model", "data", "held_out", "held_out_fraction", "held_out_count", "params", "seed", "limits"];
-/// Files of the results' folder that a job's folder would be in the way of.
-const RESERVED: [&str; 2] = ["summary.json", "summary.csv"];
 
 /// One job. Paths are as written: relative to the manifest's folder.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,12 +105,8 @@ struct Job<'a> {
 impl Job<'_> {
     fn entry(&self) -> anyhow::Result<Entry> {
         refuse_unknown(self.table, &KEYS, &self.place)?;
-        let name = self.name("name")?;
-        if RESERVED.iter().any(|file| file.eq_ignore_ascii_case(name.as_str())) {
-            return Err(user(format!("{} is named like a file of the results, expected another name", self.place)));
-        }
         Ok(Entry {
-            name,
+            name: self.name("name")?,
             component: PathBuf::from(self.string("component")?),
             model: self.name("model")?,
             data: self.name("data")?,
@@ -272,7 +266,7 @@ mod tests {
             (&format!("{JOB}params = {{ x = nan }}"), &["params.x", "finite"]),
             (&format!("{JOB}params = {{ x = {{ y = 2020-01-01 }} }}"), &["params.x.y", "JSON"]),
             (&format!("{JOB}{}", JOB.replace("\"a\"", "\"A\"")), &["two jobs", "`A`"]),
-            (&JOB.replace("\"a\"", "\"summary.json\""), &["summary.json", "another name"]),
+            (&JOB.replace("\"a\"", "\"summary.json\""), &["summary.json", "another one"]),
         ] {
             let error = refusal(text);
             for word in words {

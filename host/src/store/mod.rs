@@ -39,14 +39,15 @@ use crate::name::Name;
 const ALIVE: &str = "alive.lock";
 const WRITE: &str = "write.lock";
 const TMP: &str = "tmp";
-const FOLDERS: [&str; 5] = ["models", "data", "blobs", "adapters", TMP];
+const MODELS: &str = "models";
+const FOLDERS: [&str; 5] = [MODELS, "data", "blobs", "adapters", TMP];
 
 /// The data folder, open.
 #[derive(Debug)]
 pub struct Store {
     dir: Dir,
-    /// Locked shared as long as the store is open.
-    _alive: std::fs::File,
+    /// Locked shared as long as the store is open; none where it is only read.
+    _alive: Option<std::fs::File>,
 }
 
 impl Store {
@@ -56,7 +57,18 @@ impl Store {
     /// The user's, where the folder cannot be written.
     pub fn open(dir: Dir) -> anyhow::Result<Self> {
         let alive = Self::prepare(&dir).map_err(|error| user(format!("the data folder cannot be used: {error}")))?;
-        Ok(Self { dir, _alive: alive })
+        Ok(Self { dir, _alive: Some(alive) })
+    }
+
+    /// Opens a data folder to read what is in it: makes and changes nothing, so that it may be read-only.
+    ///
+    /// # Errors
+    /// The user's, where this is no data folder.
+    pub fn open_to_read(dir: Dir) -> anyhow::Result<Self> {
+        if !dir.is_dir(MODELS) {
+            return Err(user("this is no data folder: it has no models/"));
+        }
+        Ok(Self { dir, _alive: None })
     }
 
     fn prepare(dir: &Dir) -> io::Result<std::fs::File> {
@@ -92,6 +104,9 @@ impl Store {
     /// The names in `folder` that end in `suffix`, without it, sorted. Files that this program did not name are passed over.
     fn names(&self, folder: &str, suffix: &str) -> anyhow::Result<Vec<Name>> {
         let mut names = Vec::new();
+        if !self.dir.exists(folder) {
+            return Ok(names);
+        }
         for entry in self.dir.read_dir(folder).with_context(|| format!("listing {folder}/ of the data folder"))? {
             let file_name = entry.with_context(|| format!("listing {folder}/ of the data folder"))?.file_name();
             names.extend(file_name.to_str().and_then(|n| n.strip_suffix(suffix)).and_then(|n| n.parse::<Name>().ok()));
@@ -158,6 +173,17 @@ mod tests {
         drop(first);
         drop(Store::open(root.try_clone().unwrap()).unwrap());
         assert_eq!(root.read_dir("tmp").unwrap().count(), 0);
+    }
+
+    #[test]
+    fn reading_makes_nothing_and_needs_a_data_folder() {
+        let root = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+        let error = Store::open_to_read(root.try_clone().unwrap()).unwrap_err();
+        assert!(error.to_string().contains("no data folder"), "{error}");
+        root.create_dir("models").unwrap();
+        let store = Store::open_to_read(root.try_clone().unwrap()).unwrap();
+        assert!(store.models().unwrap().is_empty() && store.datasets().unwrap().is_empty());
+        assert_eq!(root.entries().unwrap().count(), 1);
     }
 
     #[test]
