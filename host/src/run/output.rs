@@ -315,12 +315,12 @@ mod tests {
     #[test]
     fn runs_that_start_at_once_never_take_one_folder_or_each_others() {
         let (root, paths) = root();
-        for _ in 0..30 {
+        for _ in 0..400 {
             let stale = paths.create_dir_all(&root.path().join(".out.partial")).unwrap();
             stale.write("half", "x").unwrap();
             drop(stale);
             let path = root.path().join("out");
-            let start = std::sync::Barrier::new(4);
+            let start = std::sync::Barrier::new(8);
             let taken = std::thread::scope(|scope| {
                 let run = || {
                     start.wait();
@@ -338,7 +338,7 @@ mod tests {
                         }
                     }
                 };
-                let threads = [(); 4].map(|()| scope.spawn(run));
+                let threads = [(); 8].map(|()| scope.spawn(run));
                 threads.into_iter().map(|thread| thread.join().unwrap()).filter(|taken| *taken).count()
             });
             assert_eq!(taken, 1);
