@@ -5,11 +5,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use nodus_engine::plan::{BatchSize, needs};
 use nodus_protocol::{Digest, LayerSelection, LoraConfig, ModelConfig, Module};
 use nodus_sandbox::services::Dataset;
 use serde_json::{Map, Value};
 
+use super::choice::Chosen;
 use super::inputs::Job;
 use crate::cli::{DeviceArgs, Lane};
 use crate::error::user;
@@ -17,8 +19,6 @@ use crate::machine::{self, MEMORY_FILE};
 use crate::paths::Paths;
 use crate::text::bytes;
 
-/// Bytes of one float32.
-const FLOAT_BYTES: u64 = 4;
 /// What `sft` takes where the parameters do not say, as its README has it: sequences of a batch, and the adapter's rank.
 const BATCH_SIZE: usize = 8;
 const RANK: u32 = 8;
@@ -52,24 +52,40 @@ pub(super) struct Admission {
 ///
 /// # Errors
 /// The user's, with the numbers.
-pub(super) fn admit(jobs: &[Arc<Job>], lane: Lane, at_once: usize, args: DeviceArgs, paths: Paths) -> anyhow::Result<Admission> {
-    let (needs, data): (Vec<Need>, Vec<Option<Dataset>>) = jobs.iter().map(|job| of_job(job)).unzip();
-    let buffer_bytes_max = check(jobs, &needs, lane, at_once, args, paths)?;
+pub(super) fn admit(
+    jobs: &[Arc<Job>],
+    lane: Lane,
+    at_once: usize,
+    device: (&Chosen, DeviceArgs),
+    paths: Paths,
+) -> anyhow::Result<Admission> {
+    let row_align = device.0.row_align();
+    let (needs, data): (Vec<Need>, Vec<Option<Dataset>>) = jobs.iter().map(|job| of_job(job, row_align)).unzip();
+    let buffer_bytes_max = check(jobs, &needs, lane, at_once, device, paths)?;
     Ok(Admission { buffer_bytes_max, _data: data.into_iter().flatten().collect() })
 }
 
 /// The memory that is left beside the weights.
-fn check(jobs: &[Arc<Job>], needs: &[Need], lane: Lane, at_once: usize, args: DeviceArgs, paths: Paths) -> anyhow::Result<u64> {
-    let available = match (args.memory, machine::memory(paths)) {
-        (Some(bytes), _) => bytes,
-        (None, Some(memory)) => memory.available,
-        (None, None) => {
+fn check(
+    jobs: &[Arc<Job>],
+    needs: &[Need],
+    lane: Lane,
+    at_once: usize,
+    device: (&Chosen, DeviceArgs),
+    paths: Paths,
+) -> anyhow::Result<u64> {
+    let (chosen, args) = device;
+    let (available, source) = match (args.memory, chosen, machine::memory(paths)) {
+        (Some(bytes), ..) => (bytes, "--memory allows".to_owned()),
+        (None, Chosen::Cuda(card), _) => (card.free_bytes().context("asking the card")?, format!("{} has free", chosen.name())),
+        (None, Chosen::Cpu, Some(memory)) => (memory.available, format!("the machine has available ({MEMORY_FILE})")),
+        (None, Chosen::Cpu, None) => {
             tracing::warn!("{MEMORY_FILE} does not tell the machine's memory; give --memory to have the jobs' needs checked");
             return Ok(u64::MAX);
         }
     };
-    let source = if args.memory.is_some() { "--memory allows".to_owned() } else { format!("the machine has available ({MEMORY_FILE})") };
-    let models = jobs.iter().map(|job| (job.model.digest, weight_bytes(&job.model.config))).collect::<BTreeMap<Digest, u64>>();
+    let weight = |job: &Arc<Job>| (job.model.digest, weight_bytes(&job.model.config, chosen.weight_bytes()));
+    let models = jobs.iter().map(weight).collect::<BTreeMap<Digest, u64>>();
     let total = total(needs, &models.into_values().collect::<Vec<_>>(), lane, at_once, args.trunk_cache);
     let needed = total.sum();
     if needed > available {
@@ -110,23 +126,23 @@ fn total(needs: &[Need], models: &[u64], lane: Lane, at_once: usize, trunk_cache
     }
 }
 
-/// A model's weights in float32, which is what the CPU computes with.
-fn weight_bytes(model: &ModelConfig) -> u64 {
+/// A model's weights, of which one takes so many bytes.
+fn weight_bytes(model: &ModelConfig, one: u64) -> u64 {
     let modules = Module::ALL.iter().map(|module| model.module_in(*module) as u64 * model.module_out(*module) as u64);
     let layers = (modules.sum::<u64>() + 2 * model.hidden_size as u64) * model.num_hidden_layers as u64;
     let tables = if model.tie_word_embeddings { 1 } else { 2 };
-    (layers + tables * model.vocab_size as u64 * model.hidden_size as u64) * FLOAT_BYTES
+    (layers + tables * model.vocab_size as u64 * model.hidden_size as u64) * one
 }
 
 /// A job's need as its parameters tell it, and the tokens it follows from; nothing where they do not fit, since the component will
 /// refuse them.
-fn of_job(job: &Job) -> (Need, Option<Dataset>) {
+fn of_job(job: &Job, row_align: usize) -> (Need, Option<Dataset>) {
     let model = &job.model.config;
     let Some(config) = config(&job.parameters, model) else { return (Need::default(), None) };
     let number = |key: &str| job.parameters.get(key).and_then(Value::as_u64).and_then(|number| usize::try_from(number).ok());
     let max_length = number("max_length").unwrap_or(model.max_position_embeddings);
     let Ok(data) = job.train.tokenise(&job.model, max_length) else { return (Need::default(), None) };
-    let needs = needs(model, &config, largest(&data, number("batch_size").unwrap_or(BATCH_SIZE)), 1);
+    let needs = needs(model, &config, largest(&data, number("batch_size").unwrap_or(BATCH_SIZE)), row_align);
     (Need { adapter_bytes: needs.adapter_bytes, activation_bytes: needs.activation_bytes }, Some(data))
 }
 
