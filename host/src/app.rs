@@ -9,8 +9,11 @@ use anyhow::Context as _;
 
 use crate::books::Books;
 use crate::cli::{AuditMode, Cli, DataMode, Mode, ModelMode};
+use crate::cuda::DeviceEnv;
 use crate::error::{Ending, user};
+use crate::import::RANDOM;
 use crate::paths::{Paths, shown};
+use crate::random::Recipe;
 use crate::store::Store;
 use crate::text::bytes;
 use crate::{audit, doctor, import, run};
@@ -24,6 +27,8 @@ pub struct Surroundings {
     pub data_dir: Option<PathBuf>,
     /// Whether standard error is a terminal.
     pub is_terminal: bool,
+    /// What the environment says of devices.
+    pub devices: DeviceEnv,
 }
 
 /// Does what the command line says; results go to `out`.
@@ -36,7 +41,7 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
     };
     let paths = surroundings.paths;
     if matches!(cli.mode, Mode::Doctor) {
-        return doctor::report(paths, data_dir, out).map(|()| Ending::Done);
+        return doctor::report(surroundings, data_dir, out).map(|()| Ending::Done);
     }
     if let Mode::Audit(AuditMode::Verify(args)) = &cli.mode {
         // An auditor's machine need not be a host: nothing is made.
@@ -44,8 +49,12 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
     }
     let store = open(paths, data_dir, &cli.mode)?;
     let said = match &cli.mode {
-        Mode::Model(ModelMode::Import { path, name, no_tokenizer }) => {
-            let model = import::model(&store, paths, path, name, *no_tokenizer)?;
+        Mode::Model(ModelMode::Import { path, name, no_tokenizer, random, seed, dtype }) => {
+            let model = match (path, random) {
+                (Some(path), _) => import::model(&store, paths, path, name, *no_tokenizer)?,
+                (None, Some(shape)) => import::random(&store, &Recipe::new(*shape, *seed, *dtype), name)?,
+                (None, None) => return Err(user("give a folder or file to import, or --random SHAPE")),
+            };
             let (summary, size) = (&model.summary, bytes(model.bytes));
             let text = if summary.tokenizer { "with a tokenizer" } else { "without a tokenizer: only data of `tokens` works" };
             vec![format!("model `{name}`: {}, {} parameters, {size}, {text}", summary.architecture, summary.parameters)]
@@ -64,8 +73,8 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
             store.remove_dataset(name)?;
             vec![format!("removed data set `{name}`")]
         }
-        Mode::Run(args) => return run::run(&store, paths, args, surroundings.is_terminal, out),
-        Mode::Audit(AuditMode::Replay(args)) => return audit::replay(&store, paths, args, surroundings.is_terminal, out),
+        Mode::Run(args) => return run::run(&store, surroundings, args, out),
+        Mode::Audit(AuditMode::Replay(args)) => return audit::replay(&store, surroundings, args, out),
         Mode::Audit(AuditMode::Ledger(args)) => return audit::ledger(&store, args, out),
         Mode::Audit(AuditMode::Verify(_)) | Mode::Doctor => Vec::new(),
     };
@@ -98,7 +107,11 @@ fn open(paths: Paths, data_dir: &Path, mode: &Mode) -> anyhow::Result<Store> {
 fn list_models(store: &Store) -> anyhow::Result<Vec<String>> {
     let line = |(name, model): (_, crate::store::ModelManifest)| {
         let (summary, size) = (model.summary, bytes(model.bytes));
-        let text = if summary.tokenizer { "" } else { ", no tokenizer" };
+        let text = match (summary.tokenizer, summary.source == RANDOM) {
+            (true, _) => "",
+            (false, false) => ", no tokenizer",
+            (false, true) => ", random weights, no tokenizer",
+        };
         format!("{name}  {}, {} parameters, {size}{text}, {}", summary.architecture, summary.parameters, summary.digest)
     };
     Ok(store.models()?.into_iter().map(line).collect())

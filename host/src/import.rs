@@ -16,6 +16,7 @@ use nodus_protocol::{AdapterWeights, Digest, ModelConfig};
 use crate::error::{exit_code, user};
 use crate::name::Name;
 use crate::paths::{Paths, cannot, shown};
+use crate::random::{self, Recipe};
 use crate::store::{DatasetManifest, ModelManifest, ModelSummary, Store, copy, write_synced};
 use crate::text::escape;
 
@@ -78,6 +79,27 @@ pub(crate) fn model(store: &Store, paths: Paths, path: &Path, name: &Name, no_to
         bar.finish_and_clear();
         report.map_err(fault)?;
         summary(dir, "gguf")
+    })
+}
+
+/// What a model's manifest names as its source where its weights are random.
+pub(crate) const RANDOM: &str = "random";
+
+/// Keeps a recipe of random weights under a name.
+///
+/// # Errors
+/// The user's: the name is taken; ours: the disk refuses.
+pub(crate) fn random(store: &Store, recipe: &Recipe, name: &Name) -> anyhow::Result<ModelManifest> {
+    let text = recipe.text()?;
+    store.add_model(name, |dir| {
+        write_synced(dir, random::FILE, text.as_bytes())?;
+        Ok(ModelSummary {
+            digest: Digest::of(text.as_bytes()),
+            source: RANDOM.to_owned(),
+            architecture: recipe.config.architecture.name().to_owned(),
+            parameters: recipe.parameters(),
+            tokenizer: false,
+        })
     })
 }
 

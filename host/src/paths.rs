@@ -83,6 +83,16 @@ impl Paths {
         Ok(Dir::open_ambient_dir(path, self.0)?.entries()?.take(1).count())
     }
 
+    /// The names in a folder that begin with a text, in order; none where there is no such folder.
+    pub(crate) fn subfolders(self, path: &Path, beginning: &str) -> Vec<PathBuf> {
+        let Ok(entries) = Dir::open_ambient_dir(path, self.0).and_then(|dir| dir.entries()) else { return Vec::new() };
+        let names = entries.filter_map(|entry| Some(entry.ok()?.file_name()));
+        let mut found: Vec<PathBuf> =
+            names.filter(|name| name.to_str().is_some_and(|name| name.starts_with(beginning))).map(PathBuf::from).collect();
+        found.sort();
+        found
+    }
+
     /// Whether the path names a folder.
     ///
     /// # Errors

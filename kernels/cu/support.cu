@@ -1,6 +1,7 @@
 // Support of the exactness gate, benchmarks and random weights: no operation of a model.
 //
-// fill_uniform:  out (len) activations = numbers in [-range, range) by Philox over the element's index; fill_uniform_state for float32
+// fill_uniform:  out (len) activations = numbers in [centre - range, centre + range) by Philox over the element's index, rounded to `stored`
+//                (0 float32, 1 float16, 2 bfloat16) on the way; fill_uniform_state for float32
 // fill_word:     out (len 32-bit words) = a word
 // count_unequal: count[0] += how many of `len` 32-bit words of a and b differ (an integer: its order does not matter)
 // busy:          keeps one multiprocessor's lanes at work for about `rounds` dependent operations
@@ -11,15 +12,31 @@ struct Fill {
     u64 len;
     u64 key;
     float range;
+    float centre;
     u32 word;
+    u32 stored;
 };
+
+__device__ __forceinline__ float as_stored(float x, u32 stored) {
+    if (stored == 1) {
+        u16 bits;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+        asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    } else if (stored == 2) {
+        bf16 narrow;
+        store(&narrow, x);
+        x = to_float(narrow);
+    }
+    return x;
+}
 
 template <class T> __device__ void fill(const Fill& p) {
     T* out = (T*)p.out;
     for (u64 quad = (u64)blockIdx.x * blockDim.x + threadIdx.x; quad * 4 < p.len; quad += (u64)gridDim.x * blockDim.x) {
         uint4 words = philox(p.key, make_uint4((u32)quad, (u32)(quad >> 32), 0, 1));
         u32 word[4] = {words.x, words.y, words.z, words.w};
-        for (u32 i = 0; i < 4 && quad * 4 + i < p.len; i++) store(out + quad * 4 + i, (2.0f * uniform(word[i]) - 1.0f) * p.range);
+        for (u32 i = 0; i < 4 && quad * 4 + i < p.len; i++)
+            store(out + quad * 4 + i, as_stored(fmaf(2.0f * uniform(word[i]) - 1.0f, p.range, p.centre), p.stored));
     }
 }
 

@@ -15,7 +15,12 @@ struct Swiglu {
     u32 width;
 };
 
+#ifdef NODUS_BROKEN_KERNEL
+// In a build that tests make: what a row gets depends on how many there are.
+__device__ __forceinline__ float sigmoid(float x) { return (1.0f + 1e-5f * gridDim.x) / (1.0f + expf(-x)); }
+#else
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+#endif
 
 template <int V> __device__ void forward(const Swiglu& p, u64 row) {
     for (u32 c = (blockIdx.y * blockDim.x + threadIdx.x) * V; c < p.width; c += gridDim.y * blockDim.x * V) {

@@ -5,7 +5,7 @@
 //! rows only, in a fixed order; several sequences are added in segment order. Padding rows are neither read nor written. An operation says
 //! whether it assigns (=) or accumulates (+=).
 
-use crate::{HostTensor, Layout};
+use crate::{DType, HostTensor, Layout, Numbers};
 
 /// A device failed or refused.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -141,8 +141,15 @@ pub trait Device: Send + 'static {
     /// A frozen weight on the device, in the type it is stored in.
     type Weight: Send + 'static;
 
-    /// What makes a result's bits: names and values, for the receipt's device class. The same names and values promise the same bits.
-    fn class(&self) -> Vec<(String, String)>;
+    /// What makes the bits of work with weight matrices of these sizes (outputs and inputs): names and values, for the receipt's device
+    /// class. The same names and values promise the same bits.
+    fn class(&self, matrices: &[(usize, usize)]) -> Vec<(String, String)>;
+
+    /// Names of what is planned here and not shown to keep the rule that a row's bits depend on its own sequence alone. While there is
+    /// any, a pass may hold one job only: then what it is beside is always the same.
+    fn unproven(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// Each segment starts at a multiple of this many rows.
     fn row_align(&self) -> usize;
@@ -155,6 +162,12 @@ pub trait Device: Send + 'static {
 
     /// Takes a frozen weight: a matrix (out x in) or a vector.
     fn load(&mut self, tensor: &HostTensor) -> Result<Self::Weight, DeviceError>;
+
+    /// A frozen weight of random numbers: bit for bit [`HostTensor::random`], loaded. A device that can make them itself should.
+    fn random(&mut self, shape: &[usize], dtype: DType, numbers: Numbers) -> Result<Self::Weight, DeviceError> {
+        let too_large = DeviceError::OutOfMemory { needed_bytes: u64::MAX, free_bytes: self.free_bytes() };
+        self.load(&HostTensor::random(shape, dtype, numbers).ok_or(too_large)?)
+    }
 
     /// A zeroed buffer of so many elements.
     fn alloc(&mut self, usage: Use, len: usize) -> Result<Self::Buffer, DeviceError>;

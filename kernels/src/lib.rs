@@ -14,4 +14,4 @@ pub mod exercise;
 pub use device::{AdamWItem, AttentionShape, Device, DeviceError, Dropout, LoraGrads, LoraModule, LoraRows, Use};
 pub use layout::{Layout, Segment};
 pub use random::{philox, stream_key, uniform};
-pub use weights::{DType, HostTensor, MapError, Mapped};
+pub use weights::{DType, HostTensor, MapError, Mapped, Numbers};

@@ -7,7 +7,10 @@ use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 
+use half::{bf16, f16};
 use memmap2::Mmap;
+
+use crate::{philox, uniform};
 
 /// How an element is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +30,18 @@ impl DType {
             Self::F16 | Self::BF16 => 2,
         }
     }
+}
+
+/// Random numbers of a weight, uniform in [`centre` - `range`, `centre` + `range`): element 4 i + j, in row-major order, is
+/// `(2 uniform(philox(key, [i, i >> 32, 0, 1])[j]) - 1) range + centre`, the last two operations rounded once, then rounded to how it is stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Numbers {
+    /// Key of the stream.
+    pub key: u64,
+    /// The middle.
+    pub centre: f32,
+    /// How far from it.
+    pub range: f32,
 }
 
 /// A mapped file.
@@ -87,6 +102,25 @@ impl HostTensor {
         fits.then(|| Self { storage: Storage::Owned(bytemuck::cast_slice(data).into()), dtype: DType::F32, shape })
     }
 
+    /// Random numbers in memory. None where the shape holds more elements than can be counted.
+    #[must_use]
+    pub fn random(shape: &[usize], dtype: DType, numbers: Numbers) -> Option<Self> {
+        let len = shape.iter().try_fold(1_usize, |n, d| n.checked_mul(*d))?;
+        let mut bytes = Vec::with_capacity(len.checked_mul(dtype.bytes())?);
+        for quad in 0..len.div_ceil(4) as u64 {
+            let words = philox(numbers.key, [quad as u32, (quad >> 32) as u32, 0, 1]);
+            let left = len - 4 * quad as usize;
+            for value in words.into_iter().take(left).map(|word| (2.0 * uniform(word) - 1.0).mul_add(numbers.range, numbers.centre)) {
+                match dtype {
+                    DType::F32 => bytes.extend(value.to_le_bytes()),
+                    DType::F16 => bytes.extend(f16::from_f32(value).to_le_bytes()),
+                    DType::BF16 => bytes.extend(bf16::from_f32(value).to_le_bytes()),
+                }
+            }
+        }
+        Some(Self { storage: Storage::Owned(bytes.into()), dtype, shape: shape.to_vec() })
+    }
+
     /// How it is stored.
     #[must_use]
     pub fn dtype(&self) -> DType {
@@ -106,5 +140,27 @@ impl HostTensor {
             Storage::Mapped(file, range) => &file.bytes()[range.clone()],
             Storage::Owned(bytes) => bytes,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::{DType, HostTensor, Numbers};
+
+    #[test]
+    fn random_numbers_lie_about_their_centre_and_are_rounded_to_their_type() {
+        let numbers = Numbers { key: 7, centre: 1.0, range: 0.25 };
+        let wide = HostTensor::random(&[9, 1111], DType::F32, numbers).unwrap();
+        let values: &[f32] = bytemuck::cast_slice(wide.bytes());
+        assert_eq!(values.len(), 9999);
+        assert!(values.iter().all(|value| (0.75..1.25).contains(value)));
+        let mean = values.iter().sum::<f32>() / 9999.0;
+        assert!((mean - 1.0).abs() < 0.01, "{mean}");
+        let narrow = HostTensor::random(&[9, 1111], DType::BF16, numbers).unwrap();
+        let rounded: Vec<u8> = values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect();
+        assert_eq!(narrow.bytes(), rounded);
+        assert!(HostTensor::random(&[usize::MAX, 2], DType::F32, numbers).is_none());
     }
 }

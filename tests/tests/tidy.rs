@@ -124,6 +124,7 @@ fn every_operation_has_its_row_in_kernels_md() {
     assert!(operations.len() > 20, "{operations:?}");
     let memory = [
         "class",
+        "unproven",
         "row_align",
         "allocated_bytes",
         "free_bytes",

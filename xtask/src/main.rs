@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test` and `cargo xtask demo`.
+//! The project's own commands: `cargo xtask test`, `cargo xtask demo` and `cargo xtask gpu-test`.
 //!
 //! A developer's tool: part of no product, and nothing depends on it.
 #![expect(
@@ -8,6 +8,8 @@
 
 mod chart;
 mod demo;
+mod gpu;
+mod nvrtc;
 mod smollm2;
 mod steps;
 mod test;
@@ -39,12 +41,28 @@ enum Command {
         #[arg(long, value_name = "PATH")]
         model: Option<PathBuf>,
     },
+    /// Build the tests that need an NVIDIA card into target/gpu-test, list what has to be carried to a machine without Rust, and run them where a card is here
+    GpuTest {
+        /// Cases of the search for a job that is not bit-equal to its solo run, in each precision
+        #[arg(long, default_value_t = 24)]
+        cases: u64,
+        /// Seconds after which a search starts no more cases
+        #[arg(long, default_value_t = 600)]
+        seconds: u64,
+        /// Seed of the search: slices with seeds at least as far apart as they have cases try different ones
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Test { slow } => test::run_all(slow),
         Command::Demo { model } => demo::run_demo(model.as_deref()),
+        Command::GpuTest { cases, seconds, seed } => {
+            let numbers = [("--cases", cases), ("--seconds", seconds), ("--seed", seed)];
+            gpu::run_gpu_tests(&numbers.map(|(name, number)| [name.to_owned(), number.to_string()]).concat())
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

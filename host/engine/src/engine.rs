@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use nodus_kernels::{Device, HostTensor};
+use nodus_kernels::{DType, Device, HostTensor};
 use nodus_protocol::{AdapterSlot, AdapterWeights, Command, EngineError, ErrorKind, JobSlot, LoraConfig, ModelConfig, Reply, TrunkSlot};
 
 use crate::TrunkError;
@@ -17,6 +17,7 @@ use crate::counters::{Counters, Counts};
 use crate::error::to_job;
 use crate::form::{Decision, Item, View, Work, decide};
 use crate::jobs::JobBytes;
+use crate::plan::matrices;
 use crate::trunk::Trunk;
 
 /// How an engine works. None of it changes a result.
@@ -58,6 +59,8 @@ pub struct Engine<D: Device> {
     pub(crate) cache: TrunkCache<D>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) clock: Clock,
+    /// Whether each job gets passes of its own.
+    is_apart: bool,
     /// Why nothing works any more.
     pub(crate) lost: Option<EngineError>,
     previous: Option<(TrunkSlot, BTreeSet<JobSlot>)>,
@@ -69,7 +72,7 @@ impl<D: Device> Engine<D> {
         let host_bytes = if device.has_separate_memory() { options.trunk_cache_host_bytes } else { 0 };
         let cache = TrunkCache::new(options.trunk_cache_bytes, host_bytes);
         let (trunks, adapters, counters, clock) = (Vec::new(), BTreeMap::new(), Arc::default(), Box::new(|| 0));
-        Self { device, options, trunks, adapters, cache, counters, clock, lost: None, previous: None }
+        Self { device, options, trunks, adapters, cache, counters, clock, is_apart: false, lost: None, previous: None }
     }
 
     /// Loads a trunk. Tensors are those of transformers by name (`model.embed_tokens.weight`, ...); others are ignored.
@@ -78,16 +81,48 @@ impl<D: Device> Engine<D> {
     /// Names what is missing, or of another shape than the configuration says.
     pub fn add_trunk(&mut self, config: &ModelConfig, tensors: &BTreeMap<String, HostTensor>) -> Result<TrunkSlot, TrunkError> {
         let trunk = Trunk::load(&mut self.device, config, tensors)?;
+        Ok(self.put(trunk))
+    }
+
+    /// Makes a trunk of random weights on the device: the same weights for the same configuration, type and seed on every device.
+    ///
+    /// # Errors
+    /// Sizes that make no trunk; too little memory.
+    pub fn add_random_trunk(&mut self, config: &ModelConfig, dtype: DType, seed: u64) -> Result<TrunkSlot, TrunkError> {
+        let trunk = Trunk::random(&mut self.device, config, dtype, seed)?;
+        Ok(self.put(trunk))
+    }
+
+    fn put(&mut self, trunk: Trunk<D>) -> TrunkSlot {
+        self.honour_unproven();
         let slot = TrunkSlot(self.trunks.len() as u32);
         self.trunks.push(trunk);
         self.count_bytes();
-        Ok(slot)
+        slot
     }
 
-    /// What makes a result's bits; see [`Device::class`].
+    /// What is not shown to be exact on this device: each job gets passes of its own, whose rows nothing of another job's stands beside or
+    /// came before. Nothing is kept for later epochs either, since rows that come in would change what the others stand beside.
+    fn honour_unproven(&mut self) {
+        let unproven = self.device.unproven();
+        self.is_apart = !unproven.is_empty();
+        if self.is_apart {
+            tracing::warn!(operations = unproven.join(", "), "not shown to be exact on this device: each job gets passes of its own");
+            self.cache = TrunkCache::new(0, 0);
+        }
+    }
+
+    /// What makes the bits of results on a trunk; see [`Device::class`]. Empty where there is no such trunk.
     #[must_use]
-    pub fn class(&self) -> Vec<(String, String)> {
-        self.device.class()
+    pub fn class(&self, trunk: TrunkSlot) -> Vec<(String, String)> {
+        let config = self.trunks.get(trunk.0 as usize).map(|trunk| &trunk.config);
+        config.map_or_else(Vec::new, |config| self.device.class(&matrices(config)))
+    }
+
+    /// Lets go of everything and gives the device back.
+    #[must_use]
+    pub fn into_device(self) -> D {
+        self.device
     }
 
     /// What it has done.
@@ -174,7 +209,8 @@ impl<D: Device> Engine<D> {
             previous_end_us,
             now_us,
             linger_us: u64::try_from(self.options.linger.as_micros()).unwrap_or(u64::MAX),
-            rows_max: self.options.rows_max,
+            // A pass that has no room for a second takes the oldest alone.
+            rows_max: if self.is_apart { 0 } else { self.options.rows_max },
         })
     }
 

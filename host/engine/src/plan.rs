@@ -2,7 +2,8 @@
 //!
 //! Knows no device and no neighbour: the sizes of one job in, bytes out.
 
-use nodus_protocol::{LoraConfig, ModelConfig};
+use nodus_kernels::AttentionShape;
+use nodus_protocol::{LoraConfig, ModelConfig, Module};
 
 use crate::adapter::Sites;
 use crate::pass::memory::{HalfRows, Sizes, Streams};
@@ -46,6 +47,27 @@ pub fn needs(model: &ModelConfig, config: &LoraConfig, batch: BatchSize, row_ali
 #[must_use]
 pub fn evaluation_bytes(model: &ModelConfig, config: &LoraConfig, batch: BatchSize, row_align: usize) -> u64 {
     activation_bytes(model, &Sites::new(config, model), batch, row_align, false)
+}
+
+/// The sizes of a model's weight matrices, outputs and inputs; each once.
+#[must_use]
+pub fn matrices(model: &ModelConfig) -> Vec<(usize, usize)> {
+    let mut sizes: Vec<_> = Module::ALL.iter().map(|module| (model.module_out(*module), model.module_in(*module))).collect();
+    sizes.push((model.vocab_size, model.hidden_size));
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+/// The sizes of a model's attention.
+#[must_use]
+pub fn attention_shape(model: &ModelConfig) -> AttentionShape {
+    AttentionShape {
+        heads: model.num_attention_heads,
+        kv_heads: model.num_key_value_heads,
+        head_dim: model.head_dim,
+        window: model.sliding_window,
+    }
 }
 
 /// The same for an adapter that is there, in a pass that trains or one that does not.

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nodus_kernels::Device;
-use nodus_protocol::{AdapterSlot, Client, Command, EngineError, ErrorKind, Inbox, JobSlot, Request, channel};
+use nodus_protocol::{AdapterSlot, Client, Command, EngineError, ErrorKind, Inbox, JobSlot, Request, TrunkSlot, channel};
 use tokio::sync::mpsc::error::TryRecvError;
 
 use crate::counters::{Counters, Counts};
@@ -23,7 +23,8 @@ use crate::jobs::JobBytes;
 pub struct EngineHandle {
     thread: JoinHandle<Result<(), EngineError>>,
     counters: Arc<Counters>,
-    class: Vec<(String, String)>,
+    /// Of each trunk.
+    classes: Vec<Vec<(String, String)>>,
 }
 
 impl EngineHandle {
@@ -43,10 +44,10 @@ impl EngineHandle {
         (end, counters.read(), jobs)
     }
 
-    /// What makes a result's bits; see [`Device::class`].
+    /// What makes the bits of results on a trunk; see [`Engine::class`].
     #[must_use]
-    pub fn class(&self) -> &[(String, String)] {
-        &self.class
+    pub fn class(&self, trunk: TrunkSlot) -> &[(String, String)] {
+        self.classes.get(trunk.0 as usize).map_or(&[], Vec::as_slice)
     }
 
     /// What it has done so far.
@@ -75,7 +76,8 @@ impl<D: Device> Engine<D> {
     /// When the operating system has no thread.
     pub fn spawn(self, capacity: usize) -> std::io::Result<(Client, EngineHandle)> {
         let (client, mut inbox) = channel(capacity);
-        let (counters, class) = (self.counters.clone(), self.class());
+        let counters = self.counters.clone();
+        let classes = (0..self.trunks.len()).map(|trunk| self.class(TrunkSlot(trunk as u32))).collect();
         let timer = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let body = move || {
             let mut desk = Desk { waiting: Vec::new(), open: true, epoch: Instant::now(), pass_end_us: 0 };
@@ -90,7 +92,7 @@ impl<D: Device> Engine<D> {
             engine.lost.map_or(Ok(()), Err)
         };
         let thread = std::thread::Builder::new().name("nodus-engine".into()).spawn(body)?;
-        Ok((client, EngineHandle { thread, counters, class }))
+        Ok((client, EngineHandle { thread, counters, classes }))
     }
 }
 

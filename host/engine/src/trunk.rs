@@ -4,9 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use nodus_kernels::{AttentionShape, Device, HostTensor, Use};
+use nodus_kernels::{AttentionShape, DType, Device, HostTensor, Numbers, Use, stream_key};
 use nodus_protocol::{Architecture, ModelConfig, Module};
 
+use crate::plan::attention_shape;
 use crate::{TrunkError, rope};
 
 /// A frozen base model on the device.
@@ -57,6 +58,16 @@ impl<D: Device> Layer<D> {
 impl<D: Device> Trunk<D> {
     /// Checks every tensor that the architecture needs against the configuration and hands it to the device.
     pub(crate) fn load(device: &mut D, config: &ModelConfig, tensors: &BTreeMap<String, HostTensor>) -> Result<Self, TrunkError> {
+        Self::new(device, config, Tensors::Stored(tensors))
+    }
+
+    /// A trunk of random weights, a function of configuration, type and seed: each tensor's stream of numbers is named by seed and tensor.
+    /// Matrices and biases are uniform with transformers' initial deviation, 0.02; norms lie near 1.
+    pub(crate) fn random(device: &mut D, config: &ModelConfig, dtype: DType, seed: u64) -> Result<Self, TrunkError> {
+        Self::new(device, config, Tensors::Random { dtype, seed })
+    }
+
+    fn new(device: &mut D, config: &ModelConfig, tensors: Tensors<'_>) -> Result<Self, TrunkError> {
         check_sizes(config)?;
         let hidden = config.hidden_size;
         let mut loader = Loader { device, config, tensors };
@@ -79,25 +90,41 @@ impl<D: Device> Trunk<D> {
     }
 
     pub(crate) fn attention_shape(&self) -> AttentionShape {
-        AttentionShape {
-            heads: self.config.num_attention_heads,
-            kv_heads: self.config.num_key_value_heads,
-            head_dim: self.config.head_dim,
-            window: self.config.sliding_window,
-        }
+        attention_shape(&self.config)
     }
+}
+
+/// Where a trunk's tensors come from.
+#[derive(Clone, Copy)]
+enum Tensors<'a> {
+    Stored(&'a BTreeMap<String, HostTensor>),
+    Random { dtype: DType, seed: u64 },
+}
+
+/// Half the width of a uniform distribution whose deviation is 0.02.
+const RANDOM_RANGE: f32 = 0.034_641_016;
+
+/// The numbers of a random tensor.
+fn numbers(name: &str, seed: u64) -> Numbers {
+    let ids: Vec<u64> = name.bytes().map(u64::from).collect();
+    let centre = if name.ends_with("norm.weight") { 1.0 } else { 0.0 };
+    Numbers { key: stream_key(seed, &ids), centre, range: RANDOM_RANGE }
 }
 
 struct Loader<'a, D: Device> {
     device: &'a mut D,
     config: &'a ModelConfig,
-    tensors: &'a BTreeMap<String, HostTensor>,
+    tensors: Tensors<'a>,
 }
 
 impl<D: Device> Loader<'_, D> {
     fn take(&mut self, name: &str, expected: &[usize]) -> Result<D::Weight, TrunkError> {
+        let tensors = match self.tensors {
+            Tensors::Random { dtype, seed } => return Ok(self.device.random(expected, dtype, numbers(name, seed))?),
+            Tensors::Stored(tensors) => tensors,
+        };
         let missing = || TrunkError::Missing { tensor: name.into(), expected: expected.into() };
-        let tensor = self.tensors.get(name).ok_or_else(missing)?;
+        let tensor = tensors.get(name).ok_or_else(missing)?;
         if tensor.shape() != expected {
             return Err(TrunkError::Shape { tensor: name.into(), expected: expected.into(), found: tensor.shape().into() });
         }

@@ -2,7 +2,6 @@
 //!
 //! Takes nothing on trust but digests, and nothing that is not in the data folder.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use nodus_formats::data::HeldOut as Share;
@@ -24,24 +23,12 @@ use crate::text::escape;
 ///
 /// # Errors
 /// The user's.
-pub(super) fn refuse_foreign(predicate: &Predicate, here: &BTreeMap<String, String>) -> anyhow::Result<()> {
+pub(super) fn refuse_foreign(predicate: &Predicate) -> anyhow::Result<()> {
     if predicate.contract != CONTRACT {
         let contract = escape(&predicate.contract);
         return Err(user(format!("the job ran under {contract}, this host has {CONTRACT}: bits are promised within one contract only")));
     }
-    if predicate.device_class != *here {
-        return Err(user(format!(
-            "the job ran on another device class, and bits are promised within one class only\n\
-             the receipt's: {}\nthis machine's: {}",
-            shown(&predicate.device_class),
-            shown(here)
-        )));
-    }
     Ok(())
-}
-
-fn shown(class: &BTreeMap<String, String>) -> String {
-    class.iter().map(|(name, value)| format!("{}={}", escape(name), escape(value))).collect::<Vec<_>>().join(", ")
 }
 
 /// The job that a receipt speaks of.

@@ -23,6 +23,7 @@ use super::services::RunServices;
 use super::sharing::Sharing;
 use super::stop::Stopper;
 use crate::cli::Lane;
+use crate::error::{exit_code, user};
 use crate::machine;
 
 /// A job with the folder that its results go to.
@@ -62,7 +63,8 @@ pub(crate) struct Fared {
 impl Fared {
     /// Its engine could not be started.
     fn not_at_all(error: &anyhow::Error) -> Self {
-        Self { ended: Err(anyhow::anyhow!("{error:#}")), engine: Ok(()), bytes: JobBytes::default(), class: Arc::default() }
+        let again = if exit_code(error) == 2 { user(error.to_string()) } else { anyhow::anyhow!("{error:#}") };
+        Self { ended: Err(again), engine: Ok(()), bytes: JobBytes::default(), class: Arc::default() }
     }
 }
 
@@ -84,7 +86,7 @@ impl Crew {
     ///
     /// # Errors
     /// Ours: the system has no threads left.
-    pub(crate) fn start(sandbox: Arc<Sandbox>, display: Display, guests: usize, rig: Rig) -> anyhow::Result<Self> {
+    pub(crate) fn start(sandbox: Arc<Sandbox>, display: Display, guests: usize, rig: Rig<'_>) -> anyhow::Result<Self> {
         let threads = machine::threads(rig.args.threads)?.min(guests).max(1);
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(threads).enable_all().build().context("starting the runtime")?;
@@ -95,7 +97,7 @@ impl Crew {
     }
 
     /// Runs all jobs to their ends, at most `at_once` at the same time; how each fared, in order, and what the engines did.
-    pub(crate) fn run(&self, posts: &[Post], lane: Lane, at_once: usize, rig: Rig) -> (Vec<Fared>, Sharing) {
+    pub(crate) fn run(&self, posts: &[Post], lane: Lane, at_once: usize, rig: Rig<'_>) -> (Vec<Fared>, Sharing) {
         let numbered: Vec<(JobSlot, Post)> = (0..).map(JobSlot).zip(posts.iter().cloned()).collect();
         let group_len = match lane {
             Lane::Fused => numbered.len().max(1),
@@ -111,19 +113,19 @@ impl Crew {
         (fared, sharing)
     }
 
-    fn group(&self, posts: &[(JobSlot, Post)], at_once: usize, rig: Rig, sharing: &mut Sharing) -> anyhow::Result<Vec<Fared>> {
+    fn group(&self, posts: &[(JobSlot, Post)], at_once: usize, rig: Rig<'_>, sharing: &mut Sharing) -> anyhow::Result<Vec<Fared>> {
         let device = Device::start(posts.iter().map(|(_, post)| &*post.job.model), rig)?;
-        let class = Arc::new(device.class());
+        let classes: Vec<Arc<Class>> = posts.iter().map(|(_, post)| Arc::new(device.class(&post.job.model))).collect();
         let seats = posts.iter().map(|(slot, post)| Ok((*slot, post.clone(), device.trunk(&post.job.model)?)));
         let seats = seats.collect::<anyhow::Result<Vec<_>>>()?;
         let ended = self.runtime.block_on(self.together(seats, at_once));
         let spent = device.finish();
         sharing.add(&spent.counts);
-        let fared = posts.iter().zip(ended).map(|((slot, _), ended)| Fared {
+        let fared = posts.iter().zip(classes).zip(ended).map(|(((slot, _), class), ended)| Fared {
             ended,
             engine: spent.end.clone(),
             bytes: spent.jobs.get(slot).cloned().unwrap_or_default(),
-            class: class.clone(),
+            class,
         });
         Ok(fared.collect())
     }

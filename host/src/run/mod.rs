@@ -4,6 +4,7 @@
 
 mod asked;
 mod certify;
+pub(crate) mod choice;
 mod conclude;
 pub(crate) mod crew;
 pub(crate) mod device;
@@ -29,10 +30,11 @@ use std::time::Instant;
 
 use nodus_sandbox::{Sandbox, SandboxOptions};
 
+use crate::app::Surroundings;
 use crate::books::Books;
 use crate::cli::{Lane, RunArgs};
 use crate::error::Ending;
-use crate::paths::{Paths, shown};
+use crate::paths::shown;
 use crate::store::{Store, write_synced};
 
 use conclude::{Kept, Office, Verdict, conclude};
@@ -48,7 +50,8 @@ use summary::Machine;
 ///
 /// # Errors
 /// The user's: a refusal, or a job failed. Ours: the machine.
-pub fn run(store: &Store, paths: Paths, args: &RunArgs, is_terminal: bool, out: &mut dyn Write) -> anyhow::Result<Ending> {
+pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut dyn Write) -> anyhow::Result<Ending> {
+    let paths = surroundings.paths;
     Output::refuse_taken(paths, &args.out)?;
     let asked = asked::asked(paths, args)?;
     let sandbox = Arc::new(Sandbox::new(SandboxOptions::default())?);
@@ -59,14 +62,17 @@ pub fn run(store: &Store, paths: Paths, args: &RunArgs, is_terminal: bool, out: 
         Lane::Fused => args.jobs.map_or(jobs.len(), |most| most.get().min(jobs.len())),
     };
     let tokens = opener.into_tokens();
-    let buffer_bytes_max = needs::admit(&jobs, args.lane, at_once, args.device, paths)?;
+    let wanted = (args.device.device, args.device.dtype);
+    let chosen = choice::choose(store, surroundings, wanted, jobs.iter().map(|job| &*job.model))?;
+    tracing::info!(device = chosen.name(), "chosen");
+    let buffer_bytes_max = needs::admit(&jobs, args.lane, at_once, (&chosen, args.device), paths)?;
     let mut books = Books::open(store.dir()?)?;
     let output = Output::create(paths, &args.out)?;
     let posts = posts(jobs, &output)?;
 
     let began = Instant::now();
-    let display = Display::new(is_terminal, posts.len());
-    let rig = Rig { args: args.device, buffer_bytes_max };
+    let display = Display::new(surroundings.is_terminal, posts.len());
+    let rig = Rig { chosen: &chosen, args: args.device, buffer_bytes_max, expected: None };
     let crew = Crew::start(sandbox, display, at_once, rig)?;
     let (fared, sharing) = crew.run(&posts, args.lane, at_once, rig);
     let wall_seconds = began.elapsed().as_secs_f64();

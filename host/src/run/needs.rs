@@ -5,19 +5,18 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use nodus_engine::plan::table_bytes;
 use nodus_protocol::{Digest, ModelConfig, Module};
 use nodus_sandbox::Limits;
 
+use super::choice::Chosen;
 use super::inputs::Job;
 use crate::cli::{DeviceArgs, Lane};
 use crate::error::user;
 use crate::machine::{self, MEMORY_FILE};
 use crate::paths::Paths;
 use crate::text::bytes;
-
-/// Bytes of one float32.
-const FLOAT_BYTES: u64 = 4;
 
 /// What a run needs at the moment when it needs most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,17 +32,21 @@ struct Total {
 ///
 /// # Errors
 /// The user's, with the numbers.
-pub(super) fn admit(jobs: &[Arc<Job>], lane: Lane, at_once: usize, args: DeviceArgs, paths: Paths) -> anyhow::Result<u64> {
-    let available = match (args.memory, machine::memory(paths)) {
-        (Some(bytes), _) => bytes,
-        (None, Some(memory)) => memory.available,
-        (None, None) => {
+pub(super) fn admit(jobs: &[Arc<Job>], lane: Lane, at_once: usize, device: (&Chosen, DeviceArgs), paths: Paths) -> anyhow::Result<u64> {
+    let (chosen, args) = device;
+    let (available, source) = match (args.memory, chosen, machine::memory(paths)) {
+        (Some(bytes), ..) => (bytes, "--memory allows".to_owned()),
+        (None, Chosen::Cuda(card), _) => (card.free_bytes().context("asking the card")?, format!("{} has free", chosen.name())),
+        (None, Chosen::Cpu, Some(memory)) => (memory.available, format!("the machine has available ({MEMORY_FILE})")),
+        (None, Chosen::Cpu, None) => {
             tracing::warn!("{MEMORY_FILE} does not tell the machine's memory; give --memory to have the jobs' needs checked");
             return Ok(u64::MAX);
         }
     };
-    let source = if args.memory.is_some() { "--memory allows".to_owned() } else { format!("the machine has available ({MEMORY_FILE})") };
-    let model = |job: &Arc<Job>| (job.model.digest, (weight_bytes(&job.model.config), table_bytes(&job.model.config)));
+    let model = |job: &Arc<Job>| {
+        let config = &job.model.config;
+        (job.model.digest, (weight_bytes(config, chosen.weight_bytes()), table_bytes(config)))
+    };
     let models = jobs.iter().map(model).collect::<BTreeMap<Digest, (u64, u64)>>();
     let limits: Vec<Limits> = jobs.iter().map(|job| job.limits).collect();
     let total = total(&limits, &models.into_values().collect::<Vec<_>>(), lane, at_once, args.trunk_cache);
@@ -94,12 +97,12 @@ fn total(limits: &[Limits], models: &[(u64, u64)], lane: Lane, at_once: usize, t
     }
 }
 
-/// A model's weights in float32, which is what the CPU computes with.
-fn weight_bytes(model: &ModelConfig) -> u64 {
+/// A model's weights, of which one takes so many bytes.
+fn weight_bytes(model: &ModelConfig, one: u64) -> u64 {
     let modules = Module::ALL.iter().map(|module| model.module_in(*module) as u64 * model.module_out(*module) as u64);
     let layers = (modules.sum::<u64>() + 2 * model.hidden_size as u64) * model.num_hidden_layers as u64;
     let tables = if model.tie_word_embeddings { 1 } else { 2 };
-    (layers + tables * model.vocab_size as u64 * model.hidden_size as u64) * FLOAT_BYTES
+    (layers + tables * model.vocab_size as u64 * model.hidden_size as u64) * one
 }
 
 #[cfg(test)]

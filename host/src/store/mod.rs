@@ -9,6 +9,7 @@
 //! data/NAME.json     manifest of a data set
 //! blobs/HEX          content of data sets, and components that receipts name, by SHA-256
 //! adapters/HEX/      PEFT folders, by digest
+//! kernels/           compiled kernels and what the exactness gate found; may be emptied
 //! tmp/               what is being made
 //! host_key.pem, host_key.pub.pem, ledger.jsonl: the host's books, which `nodus_receipts` keeps
 //! ```
@@ -40,7 +41,8 @@ const ALIVE: &str = "alive.lock";
 const WRITE: &str = "write.lock";
 const TMP: &str = "tmp";
 const MODELS: &str = "models";
-const FOLDERS: [&str; 5] = [MODELS, "data", "blobs", "adapters", TMP];
+pub(crate) const KERNELS: &str = "kernels";
+const FOLDERS: [&str; 6] = [MODELS, "data", "blobs", "adapters", KERNELS, TMP];
 
 /// The data folder, open.
 #[derive(Debug)]
@@ -92,6 +94,14 @@ impl Store {
     /// Ours: no file handle is left.
     pub fn dir(&self) -> anyhow::Result<Dir> {
         self.dir.try_clone().context("opening the data folder")
+    }
+
+    /// The folder of compiled kernels.
+    ///
+    /// # Errors
+    /// Ours: no file handle is left.
+    pub(crate) fn kernels(&self) -> anyhow::Result<Dir> {
+        self.dir.open_dir(KERNELS).context("opening the data folder's kernels")
     }
 
     /// Waits until nobody else puts or removes anything; holds that until dropped.

@@ -60,7 +60,7 @@ impl Device for CpuDevice {
     type Buffer = CpuBuffer;
     type Weight = CpuWeight;
 
-    fn class(&self) -> Vec<(String, String)> {
+    fn class(&self, _: &[(usize, usize)]) -> Vec<(String, String)> {
         class::class()
     }
 

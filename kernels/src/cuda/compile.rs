@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use super::programs::{HEADERS, Program};
 use crate::DeviceError;
 
-/// Where compiled kernels are kept between runs. Names are file names (hexadecimal digits and an ending); contents may be lost at any time.
+/// Where compiled kernels, and what the gate found, are kept between runs. Names are file names (hexadecimal digits and an ending); contents may be lost at any time.
 pub trait Cache: Send {
     /// What was put under the name, if it is still there.
     fn get(&self, name: &str) -> Option<Vec<u8>>;
@@ -44,20 +44,28 @@ fn refused(program: &Program, what: &str) -> DeviceError {
     DeviceError::Unsupported(format!("NVRTC does not compile {}: {what}", program.name))
 }
 
+/// NVRTC's version. The caller has probed for it.
+pub(crate) fn version() -> Result<(i32, i32), DeviceError> {
+    let mut version = (0, 0);
+    // SAFETY: writes two integers that outlive the call.
+    let status = unsafe { sys::nvrtcVersion(&raw mut version.0, &raw mut version.1) };
+    status.result().map_err(|e| DeviceError::Failed(format!("NVRTC's version: {e:?}")))?;
+    Ok(version)
+}
+
 impl Compiler {
     /// The caller has probed for NVRTC: without it, this panics in cudarc.
     pub(crate) fn new(architecture: String, cache: Option<Box<dyn Cache>>) -> Result<Self, DeviceError> {
-        let mut version = (0, 0);
-        // SAFETY: writes two integers that outlive the call.
-        let status = unsafe { sys::nvrtcVersion(&raw mut version.0, &raw mut version.1) };
-        status.result().map_err(|e| DeviceError::Failed(format!("NVRTC's version: {e:?}")))?;
-        Ok(Self { version, architecture, cache })
+        Ok(Self { version: version()?, architecture, cache })
     }
 
     /// The options that every program is compiled with. Contraction to fused multiply-add is fixed: it makes bits.
     fn options(&self, defines: &[String]) -> Vec<String> {
         let mut options = vec![format!("--gpu-architecture={}", self.architecture), "--std=c++17".to_owned(), "--fmad=true".to_owned()];
         options.extend(defines.iter().map(|define| format!("-D{define}")));
+        if cfg!(feature = "broken-kernel") {
+            options.push("-DNODUS_BROKEN_KERNEL".to_owned());
+        }
         options
     }
 
@@ -65,16 +73,26 @@ impl Compiler {
     pub(crate) fn cubin(&self, program: &Program, defines: &[String]) -> Result<Vec<u8>, DeviceError> {
         let options = self.options(defines);
         let name = format!("{}.cubin", self.key(program, &options));
-        if let Some(cubin) = self.cache.as_ref().and_then(|cache| cache.get(&name)).and_then(|bytes| checked(&bytes)) {
+        if let Some(cubin) = self.recall(&name) {
             return Ok(cubin);
         }
         let cubin = compile(program, &options)?;
-        if let Some(cache) = &self.cache {
-            let mut bytes = Sha256::digest(&cubin).to_vec();
-            bytes.extend_from_slice(&cubin);
-            cache.put(&name, &bytes);
-        }
+        self.keep(&name, &cubin);
         Ok(cubin)
+    }
+
+    /// What the cache has under a name, undamaged.
+    pub(crate) fn recall(&self, name: &str) -> Option<Vec<u8>> {
+        self.cache.as_ref().and_then(|cache| cache.get(name)).and_then(|bytes| checked(&bytes))
+    }
+
+    /// Keeps bytes with their digest before them.
+    pub(crate) fn keep(&self, name: &str, content: &[u8]) {
+        if let Some(cache) = &self.cache {
+            let mut bytes = Sha256::digest(content).to_vec();
+            bytes.extend_from_slice(content);
+            cache.put(name, &bytes);
+        }
     }
 
     fn key(&self, program: &Program, options: &[String]) -> String {

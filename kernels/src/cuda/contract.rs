@@ -2,16 +2,16 @@
 //!
 //! Never computes.
 
-use super::device::{CudaBuffer, CudaDevice, CudaWeight, Element, convert};
+use super::device::{CudaBuffer, CudaDevice, CudaWeight, Element, convert, matrix_shape};
 use super::memory::Owner;
-use super::{ROW_ALIGN, adamw, attention, head, linear, lora, programs, rows};
-use crate::{AdamWItem, AttentionShape, DType, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraRows, Use};
+use super::{ROW_ALIGN, adamw, attention, head, linear, lora, programs, rows, support};
+use crate::{AdamWItem, AttentionShape, DType, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraRows, Numbers, Use};
 
 impl Device for CudaDevice {
     type Buffer = CudaBuffer;
     type Weight = CudaWeight;
 
-    fn class(&self) -> Vec<(String, String)> {
+    fn class(&self, matrices: &[(usize, usize)]) -> Vec<(String, String)> {
         let properties = &self.gpu.properties;
         let (major, minor) = properties.capability;
         let nvrtc = self.kernels.compiler.version;
@@ -24,11 +24,16 @@ impl Device for CudaDevice {
                 ("nvrtc", format!("{}.{}", nvrtc.0, nvrtc.1)),
                 ("architecture", self.kernels.compiler.architecture.clone()),
                 ("kernels", programs::digest()),
-                ("plan", self.plan.digest()),
+                ("plan", self.plan.of(matrices).digest()),
+                ("gate", self.verdict().map_or_else(|| "not run".to_owned(), |report| report.of(matrices).verdict())),
             ]
             .map(|(name, value)| (name.to_owned(), value)),
         );
         class
+    }
+
+    fn unproven(&self) -> Vec<String> {
+        CudaDevice::unproven(self)
     }
 
     fn row_align(&self) -> usize {
@@ -45,11 +50,7 @@ impl Device for CudaDevice {
 
     fn load(&mut self, tensor: &HostTensor) -> Result<CudaWeight, DeviceError> {
         let (element, len) = (self.element(Use::Activation), tensor.shape().iter().product::<usize>());
-        let shape = match *tensor.shape() {
-            [len] => (1, len),
-            [rows, columns] => (rows, columns),
-            ref other => return Err(DeviceError::Unsupported(format!("a weight of shape {other:?}; a matrix or a vector was expected"))),
-        };
+        let shape = matrix_shape(tensor.shape())?;
         let block = self.pool.alloc(len * element.bytes(), Owner::Device)?;
         self.upload_as(&block, element, tensor.dtype(), tensor.bytes())?;
         let wide = if tensor.shape().len() == 1 {
@@ -61,6 +62,10 @@ impl Device for CudaDevice {
             None
         };
         Ok(CudaWeight { block, wide, shape })
+    }
+
+    fn random(&mut self, shape: &[usize], dtype: DType, numbers: Numbers) -> Result<CudaWeight, DeviceError> {
+        support::random(self, shape, dtype, numbers)
     }
 
     fn alloc(&mut self, usage: Use, len: usize) -> Result<CudaBuffer, DeviceError> {

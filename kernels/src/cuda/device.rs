@@ -16,6 +16,7 @@ use super::memory::{Block, Owner, Pool, Staging};
 use super::plan::{Key, Plan};
 use super::programs::Kernels;
 use super::tables::{RowTables, TableCache};
+use super::verdict::GateReport;
 use crate::{DType, DeviceError, Layout, Use};
 
 /// What a CUDA device is opened with.
@@ -27,6 +28,8 @@ pub struct CudaOptions {
     pub cache: Option<Box<dyn Cache>>,
     /// A plan made earlier on this device; another library, card or precision than it was made for is refused.
     pub plan: Option<Plan>,
+    /// Bytes of buffers at most, weights not counted; without it, what the card has.
+    pub buffer_bytes_max: Option<u64>,
 }
 
 impl std::fmt::Debug for CudaOptions {
@@ -49,6 +52,8 @@ pub struct CudaDevice {
     pub(super) plan: Plan,
     pub(super) prepared: HashMap<(Key, usize), Prepared>,
     pub(super) precision: Precision,
+    /// What the gate found of it.
+    pub(super) verdict: Option<GateReport>,
     tables: TableCache,
     scratch: HashMap<&'static str, Block>,
 }
@@ -120,7 +125,7 @@ impl CudaDevice {
         if plan.header != header {
             return Err(DeviceError::Unsupported(format!("the plan was made for {:?}; this is {header:?}", plan.header)));
         }
-        let pool = Pool::new(&gpu);
+        let pool = Pool::new(&gpu, options.buffer_bytes_max.unwrap_or(u64::MAX));
         Ok(Self {
             kernels: Kernels::new(&gpu, compiler, precision)?,
             staging: Staging::new(&gpu, &pool)?,
@@ -128,6 +133,7 @@ impl CudaDevice {
             plan,
             prepared: HashMap::new(),
             precision,
+            verdict: None,
             tables: TableCache::default(),
             scratch: HashMap::new(),
             pool,
@@ -198,6 +204,15 @@ impl CudaDevice {
             let part = &bytes[first * from.bytes()..(first + chunk.len() / element.bytes()) * from.bytes()];
             convert(part, from, chunk, element);
         })
+    }
+}
+
+/// Rows and columns of a weight; a vector is one row.
+pub(super) fn matrix_shape(shape: &[usize]) -> Result<(usize, usize), DeviceError> {
+    match *shape {
+        [len] => Ok((1, len)),
+        [rows, columns] => Ok((rows, columns)),
+        _ => Err(DeviceError::Unsupported(format!("a weight of shape {shape:?}; a matrix or a vector was expected"))),
     }
 }
 

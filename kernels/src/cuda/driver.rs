@@ -56,20 +56,22 @@ pub(crate) fn failed(what: &str, error: result::DriverError) -> DeviceError {
 /// The lowest driver whose functions are called here.
 const DRIVER_MIN: i32 = 12080;
 
+/// Starts the driver: the version of CUDA that it speaks, as in `Properties`, and the number of cards.
+pub(crate) fn start() -> Result<(i32, i32), DeviceError> {
+    result::init().map_err(|e| failed("the driver does not start", e))?;
+    let mut driver = 0;
+    // SAFETY: writes one integer that outlives the call.
+    unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result().map_err(|e| failed("the driver's version", e))?;
+    if driver < DRIVER_MIN {
+        let (major, minor) = (driver / 1000, driver % 1000 / 10);
+        return Err(DeviceError::Unsupported(format!("the NVIDIA driver speaks CUDA {major}.{minor}; 12.8 or newer is needed")));
+    }
+    Ok((driver, result::device::get_count().map_err(|e| failed("counting cards", e))?))
+}
+
 impl Gpu {
     pub(crate) fn open(ordinal: usize) -> Result<Arc<Self>, DeviceError> {
-        result::init().map_err(|e| failed("the driver does not start", e))?;
-        let mut driver = 0;
-        // SAFETY: writes one integer that outlives the call.
-        unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result().map_err(|e| failed("the driver's version", e))?;
-        if driver < DRIVER_MIN {
-            return Err(DeviceError::Unsupported(format!(
-                "the NVIDIA driver speaks CUDA {}.{}; 12.8 or newer is needed",
-                driver / 1000,
-                driver % 1000 / 10
-            )));
-        }
-        let count = result::device::get_count().map_err(|e| failed("counting cards", e))?;
+        let (driver, count) = start()?;
         let index = i32::try_from(ordinal).ok().filter(|i| *i < count).ok_or_else(|| {
             DeviceError::Unsupported(format!("there is no CUDA device {ordinal}; the driver shows {count}, numbered from 0"))
         })?;
@@ -241,7 +243,7 @@ impl Drop for Gpu {
     }
 }
 
-fn properties(device: sys::CUdevice, driver: i32) -> Result<Properties, DeviceError> {
+pub(crate) fn properties(device: sys::CUdevice, driver: i32) -> Result<Properties, DeviceError> {
     use sys::CUdevice_attribute as Attribute;
     let attribute = |which| {
         // SAFETY: `device` comes from the driver.

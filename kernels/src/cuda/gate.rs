@@ -1,58 +1,21 @@
 //! The exactness gate: before the device serves, its products and its operations must not care who stands beside a row.
 //!
-//! Never waves a failure through: a product that fails runs by the fixed-tile kernel from then on, and the report says so.
+//! Never waves a failure through: a product that fails runs by the fixed-tile kernel from then on; what fails all the same is named, and the
+//! engine gives each job passes of its own.
 #![expect(unsafe_code, reason = "runs products")]
 
 use super::blas::{self, Operands, logits_pitch};
 use super::device::{CudaDevice, Element};
 use super::memory::{Block, Owner};
 use super::plan::{Choice, Key, Product, Slices};
+use super::verdict::{GateReport, ProductCheck, name};
 use super::{Precision, ROW_ALIGN, head, linear};
 use crate::exercise::{Independence, Sizes, independence};
-use crate::{AttentionShape, DeviceError, Use};
+use crate::{AttentionShape, Device as _, DeviceError, Use};
 
-/// What the gate found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GateReport {
-    /// Each product that is planned.
-    pub products: Vec<ProductCheck>,
-    /// Each operation.
-    pub operations: Vec<Independence>,
-}
+use sha2::{Digest as _, Sha256};
 
-/// What the gate found of one product.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProductCheck {
-    /// The product.
-    pub key: Key,
-    /// What ran: cuBLASLt's algorithm in words, or the fixed-tile kernel.
-    pub algorithm: String,
-    /// Comparisons made.
-    pub cases: usize,
-    /// Comparisons in which a byte differed, with cuBLASLt's algorithm. Not zero: the fixed-tile kernel was pinned instead, and passed.
-    pub unequal: usize,
-}
-
-impl GateReport {
-    /// Whether everything that will now run gave equal bytes. Products that were replaced have; operations are never replaced.
-    #[must_use]
-    pub fn passed(&self) -> bool {
-        self.operations.iter().all(|operation| operation.unequal == 0)
-    }
-}
-
-impl std::fmt::Display for GateReport {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for ProductCheck { key, algorithm, cases, unequal } in &self.products {
-            let Key { product, outputs, inputs } = key;
-            writeln!(f, "{:<16} {outputs:>7} x {inputs:<6} {algorithm:<50} {cases} cases, {unequal} unequal", product.name())?;
-        }
-        for Independence { operation, cases, unequal } in &self.operations {
-            writeln!(f, "{operation:<40} {cases} cases, {unequal} unequal")?;
-        }
-        Ok(())
-    }
-}
+use super::compile::hex;
 
 /// Words of quiet NaNs: two of bf16, or one of float32.
 fn nan(precision: Precision) -> u32 {
@@ -65,9 +28,12 @@ fn nan(precision: Precision) -> u32 {
 /// Row counts of the fused side, and the tile where the anchor stands.
 const CASES: [(usize, usize); 6] = [(2, 1), (3, 1), (8, 0), (16, 15), (32, 17), (36, 35)];
 
-/// Sizes at which the operations are checked; none divides anything.
-const SIZES: Sizes =
-    Sizes { attention: AttentionShape { heads: 4, kv_heads: 2, head_dim: 64, window: Some(50) }, vocabulary: 1003, rank: 9, seed: 1 };
+/// Sizes at which the operations are checked, with heads as wide as a model's; no other divides anything.
+fn sizes(heads: AttentionShape) -> Sizes {
+    let kv_heads = if heads.kv_heads == heads.heads { 4 } else { 2 };
+    let attention = AttentionShape { heads: 4, kv_heads, head_dim: heads.head_dim, window: Some(50) };
+    Sizes { attention, vocabulary: 1003, rank: 9, seed: 1 }
+}
 
 /// Arrays of one product at the largest row count.
 struct Bench {
@@ -168,44 +134,115 @@ fn check(device: &mut CudaDevice, key: Key) -> Result<(usize, usize), DeviceErro
     Ok((count, unequal))
 }
 
+/// Adds up what was found of the same operations at several sizes.
+fn add(total: &mut Vec<Independence>, found: Vec<Independence>) {
+    if total.is_empty() {
+        *total = found;
+        return;
+    }
+    for (total, found) in total.iter_mut().zip(found) {
+        total.cases += found.cases;
+        total.unequal += found.unequal;
+    }
+}
+
 impl CudaDevice {
-    /// Runs the gate over every product that is planned and over every operation. Seconds. A product that fails is run by the fixed-tile
-    /// kernel from then on, after that has passed; run the gate before anything that must repeat.
+    /// Pins an algorithm for every product of weights of these sizes (outputs and inputs), as loading them does.
     ///
     /// # Errors
-    /// A failed device, too little memory, or a fixed-tile kernel that fails too.
-    pub fn gate(&mut self) -> Result<GateReport, DeviceError> {
-        let mut products = Vec::new();
+    /// A failed device, or a plan whose algorithm the library refuses.
+    pub fn plan_matrices(&mut self, matrices: &[(usize, usize)]) -> Result<(), DeviceError> {
+        matrices.iter().try_for_each(|(outputs, inputs)| linear::plan(self, *outputs, *inputs))
+    }
+
+    /// Runs the gate over every product that is planned and over every operation with heads of these shapes, or recalls what it found on
+    /// this device class with this plan before. Run it before anything that must repeat: it may pin other products.
+    ///
+    /// # Errors
+    /// A failed device, or too little memory.
+    pub fn prove(&mut self, heads: &[AttentionShape]) -> Result<&GateReport, DeviceError> {
+        let entry = self.gate_entry(heads);
+        let recalled = self.kernels.compiler.recall(&entry).and_then(|text| GateReport::recalled(&String::from_utf8(text).ok()?));
+        let planned = self.plan.choices().map(|(key, _)| key).collect();
+        let report = match recalled.filter(|report| report.keys() == planned) {
+            Some(report) => {
+                let replaced = report.products.iter().filter(|check| check.replaced.is_some());
+                replaced.for_each(|check| self.plan.set(check.key, Choice::Own));
+                report
+            }
+            None => {
+                let report = self.gate(heads)?;
+                self.kernels.compiler.keep(&entry, report.kept().as_bytes());
+                report
+            }
+        };
+        Ok(self.verdict.insert(report))
+    }
+
+    /// Where what the gate found is kept: the device class with the plan as it is before it, and what the gate looks at.
+    fn gate_entry(&self, heads: &[AttentionShape]) -> String {
+        let matrices: Vec<_> = self.plan.choices().map(|(key, _)| (key.outputs, key.inputs)).collect();
+        let class = self.class(&matrices).into_iter().filter(|(name, _)| name != "gate");
+        let text = format!("{:?} {CASES:?} {:?}", class.collect::<Vec<_>>(), heads.iter().copied().map(sizes).collect::<Vec<_>>());
+        format!("{}.gate", hex(&Sha256::digest(text)))
+    }
+
+    /// [`CudaDevice::prove`], whatever is kept. Seconds.
+    ///
+    /// # Errors
+    /// A failed device, or too little memory.
+    pub fn gate(&mut self, heads: &[AttentionShape]) -> Result<GateReport, DeviceError> {
+        let mut report = GateReport::default();
         let planned: Vec<_> = self.plan.choices().collect();
         for (key, choice) in planned {
-            let (cases, unequal) = check(self, key)?;
-            let algorithm = match choice {
-                Choice::CublasLt(words) if unequal == 0 => blas::describe(words),
-                Choice::CublasLt(_) => {
-                    self.plan.set(key, Choice::Own);
-                    let (_, still) = check(self, key)?;
-                    if still > 0 {
-                        return Err(DeviceError::Failed(format!("{key:?}: {still} cases differ, by the fixed-tile kernel too")));
-                    }
-                    "fixed tiles, in place of a failed algorithm".to_owned()
-                }
-                Choice::Own if unequal == 0 => "fixed tiles".to_owned(),
-                Choice::Own => return Err(DeviceError::Failed(format!("{key:?}: {unequal} cases differ by the fixed-tile kernel"))),
-            };
-            products.push(ProductCheck { key, algorithm, cases, unequal });
+            report.products.push(self.gate_product(key, choice)?);
         }
         // The operations bring weights of their own, whose products are no part of the plan that results are known by.
         let plan = self.plan.clone();
-        let operations = independence(self, SIZES);
+        let operations = heads.iter().try_for_each(|heads| {
+            add(&mut report.operations, independence(self, sizes(*heads))?);
+            Ok::<(), DeviceError>(())
+        });
         self.prepared.retain(|(key, _), _| plan.get(*key).is_some());
         self.plan = plan;
-        Ok(GateReport { products, operations: operations? })
+        operations.map(|()| report)
     }
 
-    /// Pins another algorithm for a product; for tests and measurements.
+    fn gate_product(&mut self, key: Key, choice: Choice) -> Result<ProductCheck, DeviceError> {
+        let (cases, unequal) = check(self, key)?;
+        let words = match choice {
+            Choice::CublasLt(words) => words,
+            Choice::Own => return Ok(ProductCheck { key, algorithm: "fixed tiles".to_owned(), cases, unequal, replaced: None }),
+        };
+        if unequal == 0 {
+            return Ok(ProductCheck { key, algorithm: blas::describe(words), cases, unequal, replaced: None });
+        }
+        self.plan.set(key, Choice::Own);
+        let (cases, still) = check(self, key)?;
+        Ok(ProductCheck { key, algorithm: "fixed tiles".to_owned(), cases, unequal: still, replaced: Some(unequal) })
+    }
+
+    /// What the gate found, if it was run.
+    #[must_use]
+    pub fn verdict(&self) -> Option<&GateReport> {
+        self.verdict.as_ref()
+    }
+
+    /// Names of what is planned and not shown to be exact.
+    pub(super) fn unproven(&self) -> Vec<String> {
+        let Some(report) = &self.verdict else { return vec!["the gate was not run".to_owned()] };
+        let (seen, mut names) = (report.keys(), report.failed());
+        names.extend(self.plan.choices().filter(|(key, _)| !seen.contains(key)).map(|(key, _)| name(key)));
+        names
+    }
+
+    /// Pins another algorithm for a product; for tests and measurements. What the gate found of it no longer counts.
     #[doc(hidden)]
     pub fn pin(&mut self, key: Key, choice: Choice) {
         self.plan.set(key, choice);
         self.prepared.retain(|(prepared, _), _| *prepared != key);
+        if let Some(report) = &mut self.verdict {
+            report.products.retain(|check| check.key != key);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Finds the driver, NVRTC and cuBLASLt, and says what is missing and how to get it.
+//! Finds the driver, NVRTC, cuBLASLt and the cards, and says what is missing and how to get it.
 //!
 //! Never fails where they are not there, and never reads the environment: folders to look in are handed over.
 #![expect(unsafe_code, reason = "loads NVIDIA's libraries")]
@@ -7,6 +7,10 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use cudarc::{cublaslt, driver, nvrtc};
+
+use super::driver::{Gpu, failed, properties, start};
+use super::{blas, compile};
+use crate::DeviceError;
 
 /// A library that the CUDA device needs at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,12 +61,8 @@ impl Library {
     pub fn remedy(self) -> &'static str {
         match self {
             Self::Driver => "install NVIDIA's driver for this card, 580 or newer",
-            Self::Nvrtc => {
-                "install the CUDA 13 toolkit, or `pip install nvidia-cuda-nvrtc` and name the folder site-packages/nvidia/cu13/lib"
-            }
-            Self::CublasLt => {
-                "install the CUDA 13 toolkit, or `pip install nvidia-cublas` and name the folder site-packages/nvidia/cu13/lib"
-            }
+            Self::Nvrtc => "install the CUDA 13 toolkit, or `pip install nvidia-cuda-nvrtc` (then it is in site-packages/nvidia/cu13/lib)",
+            Self::CublasLt => "install the CUDA 13 toolkit, or `pip install nvidia-cublas` (then it is in site-packages/nvidia/cu13/lib)",
         }
     }
 
@@ -118,6 +118,67 @@ pub fn probe(folders: &[String]) -> Probe {
     Probe { driver: Library::Driver.find(folders), nvrtc: Library::Nvrtc.find(folders), cublaslt: Library::CublasLt.find(folders) }
 }
 
+/// An NVIDIA card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// Its number, from 0.
+    pub ordinal: usize,
+    /// Its name, as the driver has it.
+    pub name: String,
+    /// Compute capability.
+    pub capability: (i32, i32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: i32,
+}
+
+/// The cards, in the driver's order.
+///
+/// # Errors
+/// `Unsupported` where there is no driver, or one that is too old; the text says what to do. `Failed` where the driver fails.
+pub fn cards() -> Result<Vec<Card>, DeviceError> {
+    if !Library::Driver.present() {
+        return Err(DeviceError::Unsupported(missing(Library::Driver)));
+    }
+    let (version, count) = start()?;
+    let card = |ordinal: i32| {
+        let device = driver::result::device::get(ordinal).map_err(|error| failed("opening the card", error))?;
+        let properties = properties(device, version)?;
+        let (name, capability, multiprocessors) = (properties.name, properties.capability, properties.multiprocessors);
+        Ok(Card { ordinal: ordinal.unsigned_abs() as usize, name, capability, multiprocessors })
+    };
+    (0..count).map(card).collect()
+}
+
+/// Free bytes of a card's memory. The caller has seen the card.
+///
+/// # Errors
+/// There is no such card, it is too old, or the driver fails.
+pub fn free_bytes(ordinal: usize) -> Result<u64, DeviceError> {
+    Gpu::open(ordinal)?.free_bytes()
+}
+
+fn missing(library: Library) -> String {
+    format!("{} was not found: {}", library.name(), library.remedy())
+}
+
+impl Library {
+    /// Its version; of the driver the version of CUDA that it speaks. None where it was not found or does not say.
+    #[must_use]
+    pub fn version(self, found: &Found) -> Option<String> {
+        if *found == Found::Missing {
+            return None;
+        }
+        match self {
+            Self::Driver => start().ok().map(|(version, _)| format!("CUDA {}.{}", version / 1000, version % 1000 / 10)),
+            Self::Nvrtc => compile::version().ok().map(|(major, minor)| format!("{major}.{minor}")),
+            Self::CublasLt => {
+                let version = blas::version();
+                Some(format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100))
+            }
+        }
+    }
+}
+
 impl Probe {
     /// The three, each with where it was found.
     #[must_use]
@@ -134,8 +195,7 @@ impl Probe {
     /// What is missing and how to get it, in one sentence a library; none where all is there.
     #[must_use]
     pub fn refusal(&self) -> Option<String> {
-        let missing: Vec<String> =
-            self.missing().into_iter().map(|library| format!("{} was not found: {}", library.name(), library.remedy())).collect();
+        let missing: Vec<String> = self.missing().into_iter().map(missing).collect();
         (!missing.is_empty()).then(|| missing.join("; "))
     }
 }
@@ -143,9 +203,10 @@ impl Probe {
 impl fmt::Display for Probe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (library, found) in self.libraries() {
+            let version = library.version(found).map_or_else(String::new, |version| format!(" {version}"));
             match found {
-                Found::System => writeln!(f, "{}: found on the system", library.name())?,
-                Found::Folder(folder) => writeln!(f, "{}: found in {folder}", library.name())?,
+                Found::System => writeln!(f, "{}{version}: found on the system", library.name())?,
+                Found::Folder(folder) => writeln!(f, "{}{version}: found in {folder}", library.name())?,
                 Found::Missing => writeln!(f, "{}: missing; {}", library.name(), library.remedy())?,
             }
         }

@@ -13,6 +13,7 @@ use crate::DeviceError;
 #[derive(Debug)]
 pub(crate) struct Pool {
     gpu: Arc<Gpu>,
+    buffer_bytes_max: u64,
     state: Mutex<State>,
 }
 
@@ -47,8 +48,8 @@ fn size_class(bytes: usize) -> usize {
 }
 
 impl Pool {
-    pub(crate) fn new(gpu: &Arc<Gpu>) -> Arc<Self> {
-        Arc::new(Self { gpu: Arc::clone(gpu), state: Mutex::default() })
+    pub(crate) fn new(gpu: &Arc<Gpu>, buffer_bytes_max: u64) -> Arc<Self> {
+        Arc::new(Self { gpu: Arc::clone(gpu), buffer_bytes_max, state: Mutex::default() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -58,6 +59,10 @@ impl Pool {
     /// A zeroed block.
     pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, owner: Owner) -> Result<Block, DeviceError> {
         let size = size_class(bytes);
+        let left = self.buffer_bytes_max.saturating_sub(self.buffer_bytes());
+        if owner == Owner::Buffer && size as u64 > left {
+            return Err(DeviceError::OutOfMemory { needed_bytes: size as u64, free_bytes: left });
+        }
         let kept = {
             let mut state = self.state();
             let kept = state.free.get_mut(&size).and_then(Vec::pop);
@@ -111,8 +116,11 @@ impl Pool {
 
     /// Bytes that may still be allocated.
     pub(crate) fn available_bytes(&self) -> u64 {
-        let kept = self.state().free_bytes;
-        self.gpu.free_bytes().unwrap_or(0) + kept
+        let (kept, used) = {
+            let state = self.state();
+            (state.free_bytes, state.buffer_bytes)
+        };
+        (self.gpu.free_bytes().unwrap_or(0) + kept).min(self.buffer_bytes_max.saturating_sub(used))
     }
 }
 

@@ -21,16 +21,17 @@ mod programs;
 mod rows;
 mod support;
 mod tables;
+mod verdict;
 
 pub use compile::Cache;
 pub use device::{CudaBuffer, CudaDevice, CudaOptions, CudaWeight};
-pub use gate::{GateReport, ProductCheck};
-pub use library::{Found, Library, Probe, probe};
+pub use library::{Card, Found, Library, Probe, cards, free_bytes, probe};
 pub use plan::{Choice, Key, Plan, PlanError, Product};
 pub use programs::compile_everything;
+pub use verdict::{GateReport, ProductCheck};
 
 /// Rows of a tile; every sequence starts at a multiple of it.
-const ROW_ALIGN: usize = 128;
+pub const ROW_ALIGN: usize = 128;
 
 /// The type of activations, their gradients and of weight matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -137,6 +137,13 @@ impl Plan {
         self.choices.iter().map(|(key, choice)| (*key, *choice))
     }
 
+    /// The plan for weights of these sizes (outputs and inputs) alone.
+    #[must_use]
+    pub fn of(&self, matrices: &[(usize, usize)]) -> Self {
+        let choices = self.choices().filter(|(key, _)| matrices.contains(&(key.outputs, key.inputs))).collect();
+        Self { header: self.header.clone(), choices }
+    }
+
     /// SHA-256 of the text, in hexadecimal digits.
     #[must_use]
     pub fn digest(&self) -> String {

@@ -3,21 +3,29 @@
 //! Never part of a pass.
 #![expect(unsafe_code, reason = "launches kernels")]
 
-use super::device::{CudaBuffer, CudaDevice, CudaWeight, Element};
+use super::device::{CudaBuffer, CudaDevice, CudaWeight, Element, matrix_shape};
 use super::driver::Address;
 use super::linear;
 use super::memory::{Block, Owner};
-use crate::{DeviceError, Use};
+use crate::{DType, DeviceError, Numbers, Use};
 
 /// Of support.cu.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Fill {
     out: Address,
     len: u64,
     key: u64,
     range: f32,
+    centre: f32,
     word: u32,
+    stored: u32,
+}
+
+impl Fill {
+    fn uniform(key: u64, range: f32) -> Self {
+        Self { key, range, ..Self::default() }
+    }
 }
 
 /// Of support.cu.
@@ -42,19 +50,34 @@ const FILL_BLOCKS: usize = 1024;
 
 /// # Safety
 /// `len` elements of the kernel's type from `out` on lie in one live allocation.
-unsafe fn fill(
-    device: &CudaDevice,
-    kernel: &'static str,
-    out: Address,
-    len: usize,
-    key: u64,
-    range: f32,
-    word: u32,
-) -> Result<(), DeviceError> {
+unsafe fn fill(device: &CudaDevice, kernel: &'static str, out: Address, len: usize, what: Fill) -> Result<(), DeviceError> {
     device.gpu.bind()?;
-    let arguments = Fill { out, len: len as u64, key, range, word };
+    let arguments = Fill { out, len: len as u64, ..what };
     // SAFETY: `Fill` is support.cu's struct; the rest is the caller's.
     unsafe { device.gpu.launch(device.kernels.get(kernel), [FILL_BLOCKS, 1, 1], 256, 0, &arguments) }
+}
+
+/// A weight of random numbers, made on the card.
+pub(super) fn random(device: &mut CudaDevice, shape: &[usize], dtype: DType, numbers: Numbers) -> Result<CudaWeight, DeviceError> {
+    let (rows, columns) = matrix_shape(shape)?;
+    let too_large = DeviceError::OutOfMemory { needed_bytes: u64::MAX, free_bytes: device.pool.available_bytes() };
+    let len = rows.checked_mul(columns).filter(|len| *len <= usize::MAX / 4).ok_or(too_large)?;
+    let Numbers { key, centre, range } = numbers;
+    let stored = [DType::F32, DType::F16, DType::BF16].iter().position(|known| *known == dtype).unwrap_or(0) as u32;
+    let what = Fill { key, range, centre, stored, ..Fill::default() };
+    let block = device.pool.alloc(len * device.precision.bytes(), Owner::Device)?;
+    // SAFETY: a block of just this many activations.
+    unsafe { fill(device, "fill_uniform", block.address(), len, what) }?;
+    let wide = if shape.len() == 1 {
+        let wide = device.pool.alloc(len * 4, Owner::Device)?;
+        // SAFETY: a block of just this many numbers.
+        unsafe { fill(device, "fill_uniform_state", wide.address(), len, what) }?;
+        Some(wide)
+    } else {
+        linear::plan(device, rows, columns)?;
+        None
+    };
+    Ok(CudaWeight { block, wide, shape: (rows, columns) })
 }
 
 impl CudaDevice {
@@ -65,26 +88,13 @@ impl CudaDevice {
     pub fn fill_uniform(&mut self, buffer: &mut CudaBuffer, key: u64, range: f32) -> Result<(), DeviceError> {
         let kernel = if buffer.element == self.element(Use::Activation) { "fill_uniform" } else { "fill_uniform_state" };
         // SAFETY: the buffer's own length and type.
-        unsafe { fill(self, kernel, buffer.address(), buffer.len, key, range, 0) }
-    }
-
-    /// A matrix (outputs x inputs) of such numbers, made on the card.
-    ///
-    /// # Errors
-    /// Too little memory, or a failed device.
-    pub fn random_weight(&mut self, outputs: usize, inputs: usize, key: u64, range: f32) -> Result<CudaWeight, DeviceError> {
-        let len = outputs * inputs;
-        let block = self.pool.alloc(len * self.precision.bytes(), Owner::Device)?;
-        // SAFETY: a block of just this many activations.
-        unsafe { fill(self, "fill_uniform", block.address(), len, key, range, 0) }?;
-        linear::plan(self, outputs, inputs)?;
-        Ok(CudaWeight { block, wide: None, shape: (outputs, inputs) })
+        unsafe { fill(self, kernel, buffer.address(), buffer.len, Fill::uniform(key, range)) }
     }
 
     /// Writes one 32-bit word everywhere in a block.
     pub(super) fn fill_word(&self, block: &Block, word: u32) -> Result<(), DeviceError> {
         // SAFETY: the block's own length.
-        unsafe { fill(self, "fill_word", block.address(), block.bytes() / 4, 0, 0.0, word) }
+        unsafe { fill(self, "fill_word", block.address(), block.bytes() / 4, Fill { word, ..Fill::default() }) }
     }
 
     /// Random activations in part of a block.
@@ -100,7 +110,7 @@ impl CudaDevice {
         assert!(offset + len * element.bytes() <= block.bytes(), "a fill past the end of its block");
         let kernel = if element == self.element(Use::Activation) { "fill_uniform" } else { "fill_uniform_state" };
         // SAFETY: checked just above.
-        unsafe { fill(self, kernel, block.address() + offset as u64, len, key, range, 0) }
+        unsafe { fill(self, kernel, block.address() + offset as u64, len, Fill::uniform(key, range)) }
     }
 
     /// How many of the first `bytes / 4` words of two places differ; waits.

@@ -1,32 +1,70 @@
 //! The card against itself: equal bits from repeated launches, in dirty memory, among neighbours; and a gate that sees a product that breaks them.
 
-use nodus_kernels::cuda::{Choice, CudaDevice, Key, Precision, Product};
+use nodus_kernels::cuda::{Cache, Choice, CudaDevice, CudaOptions, CudaWeight, Key, Precision, Product};
 use nodus_kernels::exercise::{Sequences, Sizes, exercise, names};
-use nodus_kernels::{AttentionShape, Device, Layout, Use};
+use nodus_kernels::{AttentionShape, DType, Device, DeviceError, HostTensor, Layout, Numbers, Use};
 
 use super::{PRECISIONS, open};
 
 const SIZES: Sizes =
     Sizes { attention: AttentionShape { heads: 6, kv_heads: 2, head_dim: 64, window: Some(70) }, vocabulary: 1024, rank: 8, seed: 5 };
 
+const MATRICES: [(usize, usize); 7] = [(896, 896), (128, 896), (4864, 896), (896, 4864), (151_936, 896), (50_257, 640), (1003, 257)];
+
 #[test]
 fn the_gate_passes() {
     for precision in PRECISIONS {
         let Some(mut device) = open("the_gate_passes", precision) else { return };
         // The products of a 0.5B model, and one whose sizes divide nothing.
-        for (outputs, inputs) in [(896, 896), (128, 896), (4864, 896), (896, 4864), (151_936, 896), (50_257, 640), (1003, 257)] {
-            drop(device.random_weight(outputs, inputs, 1, 0.05).unwrap());
+        assert!(!device.unproven().is_empty(), "a device whose gate was not run");
+        for (outputs, inputs) in MATRICES {
+            drop(weight(&mut device, outputs, inputs).unwrap());
         }
         let before = device.plan().clone();
-        let report = device.gate().unwrap();
+        let report = device.prove(&[SIZES.attention]).unwrap().clone();
         println!("{precision:?}\n{report}");
         assert!(report.passed(), "{report}");
         assert_eq!(report.products.len(), before.choices().count());
         assert_eq!(&before, device.plan(), "no product had to be replaced");
         // The plan survives its text and is taken by a device opened with it.
         assert_eq!(before.to_string().parse::<nodus_kernels::cuda::Plan>().unwrap(), before);
-        assert!(device.class().contains(&("plan".to_owned(), before.digest())));
+        let (class, part) = (device.class(&MATRICES), device.class(&MATRICES[..2]));
+        assert!(class.contains(&("plan".to_owned(), before.digest())) && class.contains(&("gate".to_owned(), "passed".to_owned())));
+        assert!(part.contains(&("plan".to_owned(), before.of(&MATRICES[..2]).digest())) && part != class);
+        // What was not there when the gate was run is not shown to be exact by it.
+        assert!(device.unproven().is_empty());
+        drop(weight(&mut device, 72, 40).unwrap());
+        assert_eq!(device.unproven().len(), 5);
     }
+}
+
+/// What the gate found is recalled, in a blink, by the next device of the class with the same plan and heads; not by another.
+#[test]
+fn what_the_gate_found_is_recalled() {
+    let folder = tempfile::tempdir().unwrap();
+    let opened = |matrices: &[(usize, usize)]| {
+        let cache: Box<dyn Cache> = Box::new(super::Folder(folder.path().to_owned()));
+        let options = CudaOptions { library_folders: super::folders(), cache: Some(cache), ..CudaOptions::default() };
+        let mut device = CudaDevice::open(0, Precision::Bf16, options).unwrap();
+        device.plan_matrices(matrices).unwrap();
+        device
+    };
+    if open("what_the_gate_found_is_recalled", Precision::Bf16).is_none() {
+        return;
+    }
+    let is_gate = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().path().extension().unwrap() == "gate";
+    let gates = || std::fs::read_dir(folder.path()).unwrap().filter_map(|entry| is_gate(entry).then_some(())).count();
+    let time = |device: &mut CudaDevice| {
+        let start = std::time::Instant::now();
+        let report = device.prove(&[SIZES.attention]).unwrap().clone();
+        (report, start.elapsed().as_secs_f64())
+    };
+    let (first, long) = time(&mut opened(&MATRICES[..4]));
+    let (second, short) = time(&mut opened(&MATRICES[..4]));
+    println!("the gate takes {long:.2} s, recalling it {:.1} ms", short * 1e3);
+    assert_eq!((first, gates()), (second, 1));
+    time(&mut opened(&MATRICES[..3]));
+    assert_eq!(gates(), 2);
 }
 
 /// The product that stands in for cuBLASLt's: exact by the same gate, and close to it.
@@ -54,7 +92,7 @@ fn the_fixed_tile_kernel_passes_the_gate_and_agrees() {
             let error = norm(&mut ours.iter().zip(theirs).map(|(a, b)| a - b)) / norm(&mut theirs.iter().copied());
             assert!(error <= if precision == Precision::F32 { 1e-5 } else { 5e-3 }, "{error:e} in {precision:?}");
         }
-        let report = device.gate().unwrap();
+        let report = device.gate(&[SIZES.attention]).unwrap();
         assert!(report.products.iter().all(|check| check.algorithm == "fixed tiles" && check.unequal == 0), "{report}");
     }
 }
@@ -91,7 +129,7 @@ fn rows_left_out_of_a_layout_are_not_touched() {
     let all = Layout::new([(0, &positions[..130]), (1, &positions[..128]), (2, &positions[..300])], device.row_align());
     let some = all.select(|segment| segment != 1);
     let (rows, width) = (all.rows(), 64);
-    let weight = device.random_weight(width, width, 1, 0.1).unwrap();
+    let matrix = weight(&mut device, width, width).unwrap();
     let fresh = |device: &mut CudaDevice, usage, width: usize| {
         let mut buffer = device.alloc(usage, rows * width).unwrap();
         device.upload(&vec![0.5; rows * width], &mut buffer, 0).unwrap();
@@ -101,11 +139,11 @@ fn rows_left_out_of_a_layout_are_not_touched() {
     let [mut out, mut dx, mut act, mut grad, mut gathered] = [(); 5].map(|()| fresh(&mut device, Use::Activation, width));
     let mut losses = fresh(&mut device, Use::State, 1);
     let index: Vec<u32> = (0..rows as u32).collect();
-    device.linear(&some, &x, &weight, None, &mut out).unwrap();
-    device.linear_backward(&some, &x, &weight, &mut dx, false).unwrap();
+    device.linear(&some, &x, &matrix, None, &mut out).unwrap();
+    device.linear_backward(&some, &x, &matrix, &mut dx, false).unwrap();
     device.swiglu(&some, &x, &x, &mut act).unwrap();
     device.gather(&some, &index, width, &out, &mut gathered).unwrap();
-    device.head_loss(&some, &x, &weight, &vec![3; rows], &vec![1.0; rows], &mut losses, Some(&mut grad)).unwrap();
+    device.head_loss(&some, &x, &matrix, &vec![3; rows], &vec![1.0; rows], &mut losses, Some(&mut grad)).unwrap();
     for (buffer, width) in [(&out, width), (&dx, width), (&act, width), (&gathered, width), (&grad, width), (&losses, 1)] {
         let mut data = vec![0.0; rows * width];
         device.download(buffer, 0, &mut data).unwrap();
@@ -171,11 +209,24 @@ fn offsets_past_two_to_the_31() {
     }
 }
 
+/// In a build in which one kernel looks at the number of rows, the gate names it, and a device that recalls what was found does too.
+#[cfg(feature = "broken-kernel")]
+#[test]
+fn a_broken_kernel_is_named() {
+    for precision in PRECISIONS {
+        let Some(mut device) = open("a_broken_kernel_is_named", precision) else { return };
+        let report = device.prove(&[SIZES.attention]).unwrap();
+        assert_eq!(report.failed(), ["swiglu"], "{report}");
+        assert_eq!(device.unproven(), ["swiglu"]);
+        assert!(device.class(&[]).contains(&("gate".to_owned(), "one job a pass: swiglu".to_owned())));
+    }
+}
+
 /// A product pinned to an algorithm of another shape must not slip through: cuBLASLt refuses it, or the gate sees it.
 #[test]
 fn a_broken_plan_is_caught() {
     let Some(mut device) = open("a_broken_plan_is_caught", Precision::Bf16) else { return };
-    drop(device.random_weight(896, 4864, 1, 0.05).unwrap());
+    drop(weight(&mut device, 896, 4864).unwrap());
     let key = Key { product: Product::Linear, outputs: 896, inputs: 4864 };
     let Some(Choice::CublasLt(mut words)) = device.plan().get(key) else { panic!("{:?}", device.plan().get(key)) };
     // The second word holds tile and split numbers; nonsense there is no algorithm.
@@ -185,7 +236,37 @@ fn a_broken_plan_is_caught() {
     let mut out = device.alloc(Use::Activation, 128 * 896).unwrap();
     let positions: Vec<u32> = (0..128).collect();
     let layout = Layout::new([(0, &positions[..])], 128);
-    let weight = device.random_weight(896, 4864, 1, 0.05);
-    let refused = weight.and_then(|weight| device.linear(&layout, &x, &weight, None, &mut out));
+    let matrix = weight(&mut device, 896, 4864);
+    let refused = matrix.and_then(|matrix| device.linear(&layout, &x, &matrix, None, &mut out));
     assert!(refused.is_err(), "an algorithm that is none was taken");
+}
+
+fn weight(device: &mut CudaDevice, outputs: usize, inputs: usize) -> Result<CudaWeight, DeviceError> {
+    device.random(&[outputs, inputs], DType::BF16, Numbers { key: 1, centre: 0.0, range: 0.05 })
+}
+
+/// Seen through `embed`, which copies rows.
+#[test]
+fn random_weights_are_those_of_the_host() {
+    for precision in PRECISIONS {
+        let Some(mut device) = open("random_weights_are_those_of_the_host", precision) else { return };
+        let (rows, width) = (300, 77);
+        let positions: Vec<u32> = (0..rows).collect();
+        let layout = Layout::new([(0, &positions[..])], device.row_align());
+        let tokens: Vec<u32> = layout.positions().iter().map(|position| if *position == u32::MAX { 0 } else { *position }).collect();
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let (shape, numbers) = ([rows as usize, width], Numbers { key: 0x1234_5678_9abc, centre: 0.75, range: 0.3 });
+            let made = device.random(&shape, dtype, numbers).unwrap();
+            let loaded = device.load(&HostTensor::random(&shape, dtype, numbers).unwrap()).unwrap();
+            let [made, loaded] = [made, loaded].map(|table| {
+                let mut out = device.alloc(Use::Activation, layout.rows() * width).unwrap();
+                device.embed(&layout, &tokens, &table, &mut out).unwrap();
+                let mut values = vec![0.0; rows as usize * width];
+                device.download(&out, 0, &mut values).unwrap();
+                values
+            });
+            assert!(made.iter().any(|value| *value != made[0]));
+            assert!(made.iter().zip(&loaded).all(|(a, b)| a.to_bits() == b.to_bits()), "{precision:?} {dtype:?}");
+        }
+    }
 }

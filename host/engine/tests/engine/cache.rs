@@ -114,7 +114,7 @@ fn the_host_keeps_what_the_device_cannot() {
     let jobs = [(top(2), Some(1)), (lora(2, &[Module::DownProj], LayerSelection::Last(1)), Some(1)), (top(3), None)];
     let apart = |device_bytes, host_bytes| {
         let options = Options { trunk_cache_bytes: device_bytes, trunk_cache_host_bytes: host_bytes, ..Options::default() };
-        run(engine_with(&llama(), Apart(CpuDevice::new(1).unwrap()), options), &jobs, &epochs())
+        run(engine_with(&llama(), Apart::new(CpuDevice::new(1).unwrap()), options), &jobs, &epochs())
     };
     let (expected, _, everything) = apart(0, 1 << 20);
     let (on_the_cpu, _, _) = run(on_cpu(cached(0)), &jobs, &epochs());

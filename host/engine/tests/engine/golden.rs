@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use nodus_engine::{Engine, Options};
-use nodus_kernels::HostTensor;
-use nodus_kernels::cpu::CpuDevice;
+use nodus_kernels::cuda::Precision;
+use nodus_kernels::{Device, HostTensor};
 use nodus_protocol::{
     AdamW, AdapterWeights, Architecture, Batch, Command, LayerSelection, LoraConfig, ModelConfig, Module, ModuleWeights, Normalisation,
     Sequence,
@@ -14,6 +14,7 @@ use nodus_protocol::{
 use safetensors::SafeTensors;
 use serde::Deserialize;
 
+use crate::devices::{Cpu, Cuda, Devices};
 use crate::support::{TRUNK, done, losses, slot, step, weights};
 
 const RUNS: [&str; 9] =
@@ -56,8 +57,11 @@ struct RopeParameters {
     rope_theta: f64,
 }
 
+/// `NODUS_GOLDEN` names the folder where the repository is elsewhere.
+#[expect(clippy::disallowed_methods, reason = "a test has no main to hand it the environment")]
 fn path(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
+    let golden = std::env::var_os("NODUS_GOLDEN").map(PathBuf::from);
+    golden.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")).join(name)
 }
 
 #[expect(clippy::disallowed_methods, reason = "a test reads the repository's golden files")]
@@ -149,13 +153,28 @@ fn difference(a: &[f32], b: &[f32]) -> Vec<f32> {
     a.iter().zip(b).map(|(a, b)| a - b).collect()
 }
 
-/// Step-0 gradients: each tensor within 1e-5 of its own norm.
-fn check_gradients(name: &str, mut found: AdapterWeights, expected: &AdapterWeights, weight_sum: f64) {
+/// How far from the reference a run may be.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    loss: f32,
+    /// Of the rest: the first gradient against its norm, norms of gradients against theirs, and weights of the final adapter. In bf16
+    /// AdamW's first steps, which are a learning rate in a direction that rounding chooses where a gradient is small, leave nothing to hold
+    /// weights to.
+    rest: Option<(f64, f32, f32)>,
+}
+
+impl Limits {
+    pub(crate) const F32: Self = Self { loss: 1e-5, rest: Some((1e-5, 1e-4, 1e-4)) };
+    pub(crate) const BF16: Self = Self { loss: 2e-2, rest: None };
+}
+
+/// Step-0 gradients: each tensor within `limit` of its own norm.
+fn check_gradients(name: &str, mut found: AdapterWeights, expected: &AdapterWeights, weight_sum: f64, limit: f64) {
     for (found, expected) in found.modules.iter_mut().zip(&expected.modules) {
         for (part, found, expected) in [("A", &mut found.a, &expected.a), ("B", &mut found.b, &expected.b)] {
             found.iter_mut().for_each(|g| *g = (f64::from(*g) / weight_sum) as f32);
             let (off, size) = (norm(&difference(found, expected)), norm(expected));
-            assert!(off <= 1e-5 * size, "{name}: layer {} {part}: {off} off, norm {size}", expected.len());
+            assert!(off <= limit * size, "{name}: layer {} {part}: {off} off, norm {size}", expected.len());
         }
     }
 }
@@ -169,7 +188,7 @@ fn undecided_weights(gradients: &AdapterWeights, eps: f32) -> Vec<(usize, Module
     gradients.modules.iter().flat_map(of).collect()
 }
 
-fn check(name: &str) -> (f32, f32) {
+fn check<D: Device>(name: &str, device: D, limits: Limits) -> (f32, f32, D) {
     let run: Run = json(&format!("runs/{name}/loss.json"));
     let model = model(&run.model);
     let config = LoraConfig {
@@ -183,7 +202,7 @@ fn check(name: &str) -> (f32, f32) {
     };
     let trunk = tensors(&format!("models/{}/model.safetensors", run.model));
     let trunk = trunk.into_iter().map(|(name, (data, shape))| (name, HostTensor::from_f32(&data, shape).unwrap())).collect();
-    let mut engine = Engine::new(CpuDevice::new(2).unwrap(), Options::default());
+    let mut engine = Engine::new(device, Options::default());
     engine.add_trunk(&model, &trunk).unwrap();
     let init = Arc::new(adapter(&format!("runs/{name}/init/adapter_model.safetensors"), &config, &model));
     done(engine.execute(Command::LoadAdapter { slot: slot(0), trunk: TRUNK, weights: init, seed: 0, cohort: None }));
@@ -203,35 +222,57 @@ fn check(name: &str) -> (f32, f32) {
     for (i, batch) in batches.iter().enumerate() {
         let sums = losses(engine.execute(Command::ForwardBackward { slot: slot(0), batch: batch.clone() }));
         let weight_sum = sums.iter().map(|s| s.weight_sum).sum();
-        if i == 0 {
+        if let (0, Some((limit, ..))) = (i, limits.rest) {
             let expected = adapter(&format!("runs/{name}/grads_step0.safetensors"), &config, &model);
-            check_gradients(name, engine.gradients(slot(0)).unwrap(), &expected, weight_sum);
+            check_gradients(name, engine.gradients(slot(0)).unwrap(), &expected, weight_sum, limit);
         }
         let report = step(engine.execute(Command::OptimStep { slot: slot(0), optimiser }));
         let (off, norm_off) = ((report.loss - run.loss[i]).abs(), (report.grad_norm / run.grad_norm[i] - 1.0).abs());
         worst = worst.max(off);
-        assert!(off <= 1e-5, "{name}, step {i}: loss {} instead of {}", report.loss, run.loss[i]);
-        assert!(norm_off <= 1e-4, "{name}, step {i}: gradient norm {} instead of {}", report.grad_norm, run.grad_norm[i]);
+        assert!(off <= limits.loss, "{name}, step {i}: loss {} instead of {}", report.loss, run.loss[i]);
+        assert!(
+            limits.rest.is_none_or(|(_, limit, _)| norm_off <= limit),
+            "{name}, step {i}: gradient norm {} instead of {}",
+            report.grad_norm,
+            run.grad_norm[i]
+        );
     }
     let expected = adapter(&format!("runs/{name}/final/adapter_model.safetensors"), &config, &model);
     let found = weights(engine.execute(Command::Export { slot: slot(0) }));
-    let mut off = 0.0_f32;
+    let (mut off, mut place) = (0.0_f32, String::new());
     for (found, expected) in found.modules.iter().zip(&expected.modules) {
         let undecided = |i: usize| undecided.contains(&(found.layer, found.module, i));
-        for (i, x) in difference(&found.a, &expected.a).into_iter().enumerate() {
-            off = off.max(if undecided(i) { x.abs() / run.lr * 1e-4 } else { x.abs() });
+        let a = difference(&found.a, &expected.a).into_iter().enumerate();
+        let a = a.map(|(i, x)| ("A", i, if undecided(i) { x.abs() / run.lr * 1e-4 } else { x.abs() }));
+        let b = difference(&found.b, &expected.b).into_iter().enumerate().map(|(i, x)| ("B", i, x.abs()));
+        for (part, i, x) in a.chain(b).filter(|(.., x)| *x > 0.0) {
+            if x > off {
+                (off, place) = (x, format!("layers.{}.{} {part}[{i}]", found.layer, found.module));
+            }
         }
-        off = difference(&found.b, &expected.b).into_iter().fold(off, |off, x| off.max(x.abs()));
     }
-    assert!(off <= 1e-4, "{name}: final adapter is {off} off");
-    (worst, off)
+    assert!(limits.rest.is_none_or(|(.., limit)| off <= limit), "{name}: final adapter is {off} off at {place}");
+    (worst, off, engine.into_device())
+}
+
+fn check_all(devices: &impl Devices, limits: Limits) {
+    for name in RUNS {
+        let (loss, adapter, device) = check(name, devices.open(2), limits);
+        devices.give_back(device);
+        println!("{name}: losses within {loss:.1e}, final adapter within {adapter:.1e}");
+    }
+}
+
+/// The same on a card, where there is one.
+pub(crate) fn on_a_card(test: &str, precision: Precision, limits: Limits) {
+    let models = ["llama", "qwen2", "qwen3", "mistral"].map(model).to_vec();
+    if let Some(devices) = Cuda::new(test, precision, models) {
+        check_all(&devices, limits);
+    }
 }
 
 /// Loss scale, labels, padding, LoRA scale (also rsLoRA's): one error in any of them shows here.
 #[test]
 fn runs_agree_with_transformers_and_peft() {
-    for name in RUNS {
-        let (loss, adapter) = check(name);
-        eprintln!("{name}: losses within {loss:.1e}, final adapter within {adapter:.1e}");
-    }
+    check_all(&Cpu, Limits::F32);
 }

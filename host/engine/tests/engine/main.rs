@@ -1,4 +1,4 @@
-//! Tests of the engine on the CPU device, through commands and replies.
+//! Tests of the engine on the CPU device and, where there is one, on a card, through commands and replies.
 
 #[cfg(test)]
 mod adapters;
@@ -9,6 +9,10 @@ mod broken;
 #[cfg(test)]
 mod cache;
 #[cfg(test)]
+mod cuda;
+#[cfg(test)]
+mod devices;
+#[cfg(all(test, not(feature = "broken-kernel")))]
 mod exactness;
 #[cfg(test)]
 mod faults;

@@ -6,11 +6,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nodus_engine::{CacheCounts, Counts, Engine, Options};
-use nodus_kernels::cpu::CpuDevice;
 use nodus_protocol::{AdamW, Architecture, Batch, Client, Command, JobSlot, LayerSelection, LoraConfig, ModelConfig, Module, Sequence};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
 
+use crate::devices::Devices;
 use crate::support::{TRUNK, adamw, bits, engine_with, model, sequence, slot, weighted};
 
 /// Sequences that batches draw from.
@@ -62,7 +62,7 @@ enum Act {
 }
 
 /// Three families, in sizes that are multiples of nothing.
-fn models() -> [ModelConfig; 3] {
+pub(crate) fn models() -> [ModelConfig; 3] {
     let sized = |architecture, layers, hidden, width, (heads, kv_heads, head_dim), vocabulary| {
         let mut model = model(architecture);
         (model.num_hidden_layers, model.hidden_size, model.intermediate_size, model.vocab_size) = (layers, hidden, width, vocabulary);
@@ -197,13 +197,15 @@ impl Case {
     }
 
     /// Every reply of a job that has a new engine to itself.
-    fn alone(&self, number: u32) -> Vec<String> {
+    fn alone<S: Devices>(&self, devices: &S, number: u32) -> Vec<String> {
         let options = Options { trunk_cache_bytes: 0, ..Options::default() };
-        let mut engine = engine_with(&self.model(), CpuDevice::new(1).unwrap(), options);
-        engine.execute_all(self.commands(number)).iter().map(bits).collect()
+        let mut engine = engine_with(&self.model(), devices.open(1), options);
+        let replies = engine.execute_all(self.commands(number)).iter().map(bits).collect();
+        devices.give_back(engine.into_device());
+        replies
     }
 
-    fn engine(&self) -> Engine<CpuDevice> {
+    fn engine<S: Devices>(&self, devices: &S) -> Engine<S::Device> {
         let options = Options {
             linger: Duration::from_micros(200),
             rows_max: self.rows_max,
@@ -211,12 +213,12 @@ impl Case {
             trunk_cache_bytes: self.trunk_cache_bytes,
             trunk_cache_host_bytes: 0,
         };
-        engine_with(&self.model(), CpuDevice::new(self.threads).unwrap(), options)
+        engine_with(&self.model(), devices.open(self.threads), options)
     }
 
     /// Every reply of each job, all in one engine without its thread, in rounds of commands that arrive at once.
-    fn in_rounds(&self) -> Result<(Vec<Vec<String>>, Counts), TestCaseError> {
-        let mut engine = self.engine();
+    fn in_rounds<S: Devices>(&self, devices: &S) -> Result<(Vec<Vec<String>>, Counts), TestCaseError> {
+        let mut engine = self.engine(devices);
         let empty = engine.counts().allocated_bytes;
         let mut queues: Vec<VecDeque<Command>> = (0..self.jobs.len() as u32).map(|number| self.commands(number).into()).collect();
         let mut replies = vec![Vec::new(); queues.len()];
@@ -256,11 +258,12 @@ impl Case {
                 prop_assert_eq!(adapter.granted, adapter.zeroed, "bytes of adapter {} of {:?}", index, job);
             }
         }
+        devices.give_back(engine.into_device());
         Ok((replies, sharing))
     }
 
     /// The same through the engine's thread, each job a task of its own.
-    fn through_the_thread(&self) -> (Vec<Vec<String>>, Counts) {
+    fn through_the_thread<S: Devices>(&self, devices: &S) -> (Vec<Vec<String>>, Counts) {
         async fn run(client: Client, number: u32, commands: Vec<Command>, job: Job) -> Vec<String> {
             for _ in 0..job.start * 3 {
                 tokio::task::yield_now().await;
@@ -281,7 +284,7 @@ impl Case {
             }
             replies
         }
-        let (client, handle) = self.engine().spawn(5).unwrap();
+        let (client, handle) = self.engine(devices).spawn(5).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let replies = runtime.block_on(async {
             let start = |(number, job): (u32, &Job)| tokio::spawn(run(client.clone(), number, self.commands(number), job.clone()));
@@ -299,10 +302,10 @@ impl Case {
     }
 
     /// Every job that was not cancelled has the bits that it has alone.
-    fn check(&self, seen: &Cell<Seen>) -> Result<(), TestCaseError> {
-        let (together, counts) = if self.thread { self.through_the_thread() } else { self.in_rounds()? };
+    fn check<S: Devices>(&self, devices: &S, seen: &Cell<Seen>) -> Result<(), TestCaseError> {
+        let (together, counts) = if self.thread { self.through_the_thread(devices) } else { self.in_rounds(devices)? };
         for (number, (job, together)) in (0..).zip(self.jobs.iter().zip(&together)) {
-            let alone = self.alone(number);
+            let alone = self.alone(devices, number);
             seen.set(seen.get().with(&counts, &alone));
             if job.dies_after.is_none_or(|commands| commands >= alone.len()) {
                 prop_assert_eq!(together.len(), alone.len());
@@ -349,9 +352,9 @@ impl Seen {
 ///
 /// # Errors
 /// The seed, and the smallest case found in which a job has other bits than alone.
-pub(crate) fn search(cases: u32, seed: u64, max_shrink_iters: u32) -> Result<Seen, String> {
+pub(crate) fn search<S: Devices>(devices: &S, cases: u32, seed: u64, max_shrink_iters: u32) -> Result<Seen, String> {
     let config = Config { cases, rng_seed: RngSeed::Fixed(seed), failure_persistence: None, max_shrink_iters, ..Config::default() };
     let seen = Cell::default();
-    TestRunner::new(config).run(&any_case(), |case| case.check(&seen)).map_err(|error| format!("seed {seed}: {error}"))?;
+    TestRunner::new(config).run(&any_case(), |case| case.check(devices, &seen)).map_err(|error| format!("seed {seed}: {error}"))?;
     Ok(seen.get())
 }

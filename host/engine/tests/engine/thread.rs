@@ -32,7 +32,7 @@ fn clients_at_once_get_what_each_gets_alone_and_share_passes() {
         replies
     };
     let (client, handle) = engine(&model).spawn(2).unwrap();
-    assert!(handle.class().iter().any(|(name, _)| name == "backend"), "{:?}", handle.class());
+    assert!(handle.class(TRUNK).iter().any(|(name, _)| name == "backend"), "{:?}", handle.class(TRUNK));
     let together = runtime.block_on(async {
         let jobs: Vec<_> = (0..4).map(|number| tokio::spawn(job(client.clone(), model.clone(), number))).collect();
         let mut replies = Vec::new();

@@ -1,11 +1,11 @@
 //! Loading a trunk: every tensor is checked by name and shape.
 
 use nodus_engine::{Engine, Options, TrunkError};
-use nodus_kernels::HostTensor;
 use nodus_kernels::cpu::CpuDevice;
+use nodus_kernels::{DType, HostTensor};
 use nodus_protocol::Architecture;
 
-use crate::support::{model, tensors};
+use crate::support::{TRUNK, all_linear, batch, create, done, forward_backward, losses, model, slot, tensors};
 
 fn load(architecture: Architecture, change: impl FnOnce(&mut std::collections::BTreeMap<String, HostTensor>)) -> Result<(), TrunkError> {
     let model = model(architecture);
@@ -50,4 +50,20 @@ fn sizes_that_contradict_each_other_are_refused() {
     let mut engine = Engine::new(CpuDevice::new(1).unwrap(), Options::default());
     let refused = engine.add_trunk(&odd, &tensors(&odd)).unwrap_err().to_string();
     assert_eq!(refused, "config: num_key_value_heads is 3, expected a divisor of num_attention_heads, 4");
+}
+
+#[test]
+fn a_random_trunk_is_a_function_of_its_seed() {
+    let loss = |dtype, seed| {
+        let model = model(Architecture::Qwen3);
+        let mut engine = Engine::new(CpuDevice::new(1).unwrap(), Options::default());
+        assert_eq!(engine.add_random_trunk(&model, dtype, seed).unwrap(), TRUNK);
+        done(engine.execute(create(slot(0), all_linear(), None)));
+        losses(engine.execute(forward_backward(slot(0), &batch(&model, 1, &[9]))))[0].loss_sum
+    };
+    let first = loss(DType::BF16, 1);
+    assert!(first.is_finite());
+    assert_eq!(first.to_bits(), loss(DType::BF16, 1).to_bits());
+    assert_ne!(first.to_bits(), loss(DType::BF16, 2).to_bits());
+    assert_ne!(first.to_bits(), loss(DType::F32, 1).to_bits());
 }

@@ -1,0 +1,182 @@
+//! What the exactness gate found, as a report for people and as a text that can be kept.
+//!
+//! Never judges: it records.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use super::plan::{Key, Product};
+use crate::exercise::{Independence, names};
+
+/// What the gate found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GateReport {
+    /// Each product that is planned.
+    pub products: Vec<ProductCheck>,
+    /// Each operation.
+    pub operations: Vec<Independence>,
+}
+
+/// What the gate found of one product.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProductCheck {
+    /// The product.
+    pub key: Key,
+    /// What runs: cuBLASLt's algorithm in words, or the fixed-tile kernel.
+    pub algorithm: String,
+    /// Comparisons made.
+    pub cases: usize,
+    /// Comparisons in which a byte differed, of what runs.
+    pub unequal: usize,
+    /// Comparisons in which a byte differed, of cuBLASLt's algorithm in whose place the fixed-tile kernel runs.
+    pub replaced: Option<usize>,
+}
+
+/// The first line of a kept report.
+const TITLE: &str = "nodus-cuda-gate 1";
+
+impl GateReport {
+    /// Whether everything that will run gave equal bytes.
+    #[must_use]
+    pub fn passed(&self) -> bool {
+        self.failed().is_empty()
+    }
+
+    /// Names of what did not.
+    #[must_use]
+    pub fn failed(&self) -> Vec<String> {
+        let products = self.products.iter().filter(|check| check.unequal > 0).map(|check| name(check.key));
+        products.chain(self.operations.iter().filter(|operation| operation.unequal > 0).map(|found| found.operation.to_owned())).collect()
+    }
+
+    /// Comparisons made, of all that runs.
+    #[must_use]
+    pub fn cases(&self) -> usize {
+        self.products.iter().map(|check| check.cases).chain(self.operations.iter().map(|found| found.cases)).sum()
+    }
+
+    /// The report for work with weight matrices of these sizes.
+    #[must_use]
+    pub fn of(&self, matrices: &[(usize, usize)]) -> Self {
+        let wanted = |check: &&ProductCheck| matrices.contains(&(check.key.outputs, check.key.inputs));
+        Self { products: self.products.iter().filter(wanted).cloned().collect(), operations: self.operations.clone() }
+    }
+
+    /// As a receipt's device class says it.
+    #[must_use]
+    pub fn verdict(&self) -> String {
+        match self.failed() {
+            failed if failed.is_empty() => "passed".to_owned(),
+            failed => format!("one job a pass: {}", failed.join(", ")),
+        }
+    }
+
+    pub(super) fn keys(&self) -> BTreeSet<Key> {
+        self.products.iter().map(|check| check.key).collect()
+    }
+
+    /// A text that [`GateReport::recalled`] takes.
+    pub(super) fn kept(&self) -> String {
+        let mut text = format!("{TITLE}\n");
+        for ProductCheck { key, algorithm, cases, unequal, replaced } in &self.products {
+            let replaced = replaced.map_or("-".to_owned(), |unequal| unequal.to_string());
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "{} {} {} {cases} {unequal} {replaced} {algorithm}", key.product.name(), key.outputs, key.inputs);
+        }
+        for Independence { operation, cases, unequal } in &self.operations {
+            let _ = writeln!(text, "operation {cases} {unequal} {operation}");
+        }
+        text
+    }
+
+    /// What was kept; none where the text is not whole, or speaks of operations that this version does not have.
+    pub(super) fn recalled(text: &str) -> Option<Self> {
+        let (title, lines) = text.strip_suffix('\n')?.split_once('\n')?;
+        let mut report = Self::default();
+        for line in lines.lines() {
+            match line.strip_prefix("operation ") {
+                Some(rest) => report.operations.push(operation(rest)?),
+                None => report.products.push(product(line)?),
+            }
+        }
+        let all: Vec<&str> = report.operations.iter().map(|found| found.operation).collect();
+        (title == TITLE && all == names()).then_some(report)
+    }
+}
+
+fn operation(line: &str) -> Option<Independence> {
+    let mut words = line.splitn(3, ' ');
+    let (cases, unequal, name) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?, words.next()?);
+    let operation = names().into_iter().find(|known| *known == name)?;
+    Some(Independence { operation, cases, unequal })
+}
+
+fn product(line: &str) -> Option<ProductCheck> {
+    let words: Vec<&str> = line.splitn(7, ' ').collect();
+    let &[name, outputs, inputs, cases, unequal, replaced, algorithm] = words.as_slice() else { return None };
+    let number = |word: &str| word.parse::<usize>().ok();
+    let product = Product::all().into_iter().find(|product| product.name() == name)?;
+    let key = Key { product, outputs: number(outputs)?, inputs: number(inputs)? };
+    let replaced = if replaced == "-" { None } else { Some(number(replaced)?) };
+    Some(ProductCheck { key, algorithm: algorithm.to_owned(), cases: number(cases)?, unequal: number(unequal)?, replaced })
+}
+
+/// A product's name to people.
+pub(super) fn name(Key { product, outputs, inputs }: Key) -> String {
+    format!("{} {outputs}x{inputs}", product.name())
+}
+
+impl std::fmt::Display for GateReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for ProductCheck { key, algorithm, cases, unequal, replaced } in &self.products {
+            let Key { product, outputs, inputs } = key;
+            write!(f, "{:<20} {outputs:>7} x {inputs:<6} {algorithm:<50} {cases} cases, {unequal} unequal", product.name())?;
+            match replaced {
+                Some(unequal) => writeln!(f, ", in place of a pinned algorithm with {unequal} unequal")?,
+                None => writeln!(f)?,
+            }
+        }
+        for Independence { operation, cases, unequal } in &self.operations {
+            writeln!(f, "{operation:<40} {cases} cases, {unequal} unequal")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GateReport, Independence, Key, Product, ProductCheck, names};
+
+    fn report(unequal: usize) -> GateReport {
+        let key = Key { product: Product::LinearBackward, outputs: 7, inputs: 5 };
+        let algorithm = "algorithm 66 tile 3 stages -".to_owned();
+        let first = ProductCheck { key, algorithm: algorithm.clone(), cases: 12, unequal: 0, replaced: Some(3) };
+        let other = Key { outputs: 9, ..key };
+        let second = ProductCheck { key: other, algorithm, cases: 12, unequal, replaced: None };
+        let operations = names().into_iter().map(|operation| Independence { operation, cases: 12, unequal: 0 }).collect();
+        GateReport { products: vec![first, second], operations }
+    }
+
+    #[test]
+    fn a_report_survives_its_text() {
+        let report = report(2);
+        assert_eq!(GateReport::recalled(&report.kept()), Some(report.clone()));
+        for broken in ["", "nodus-cuda-gate 1\n", &report.kept()[..report.kept().len() - 9], &report.kept().replace(" 1\n", " 2\n")] {
+            assert_eq!(GateReport::recalled(broken), None, "{broken}");
+        }
+        let other = report.kept().replace("swiglu", "sigmoid");
+        assert_eq!(GateReport::recalled(&other), None);
+    }
+
+    #[test]
+    fn one_failure_fails_all_that_it_is_part_of() {
+        assert!(report(0).passed());
+        let report = report(2);
+        assert!(!report.passed());
+        assert_eq!(report.verdict(), "one job a pass: linear-backward 9x5");
+        assert_eq!(report.of(&[(7, 5)]).verdict(), "passed");
+        let mut broken = report.of(&[]);
+        broken.operations[0].unequal = 1;
+        assert_eq!(broken.failed(), ["embed"]);
+    }
+}
