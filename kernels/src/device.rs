@@ -201,6 +201,17 @@ pub trait Device: Send + 'static {
         self.upload(&host, to, to_offset)
     }
 
+    /// A pass begins: until it ends, buffers that are allocated are dropped before the next begins, and operations may be carried out late, together, but
+    /// as if in order. A pass that was left open, because it failed, ends here.
+    fn begin_pass(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// The pass ends: every operation is under way, and the buffers allocated since its beginning are not read any more.
+    fn end_pass(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// out\[r\] = table\[tokens\[r\]\]. `tokens` has one entry a buffer row. =
     fn embed(&mut self, rows: &Layout, tokens: &[u32], table: &Self::Weight, out: &mut Self::Buffer) -> Result<(), DeviceError>;
 

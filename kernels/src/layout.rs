@@ -25,6 +25,7 @@ pub struct Layout(Arc<Rows>);
 struct Rows {
     segments: Vec<Segment>,
     positions: Vec<u32>,
+    last_position: Option<u32>,
 }
 
 impl Layout {
@@ -34,10 +35,11 @@ impl Layout {
     /// Sequences without rows keep an empty segment, so that layouts of one pass correspond segment by segment.
     #[must_use]
     pub fn new<'a>(sequences: impl IntoIterator<Item = (u32, &'a [u32])>, align: usize) -> Self {
-        let mut layout = Rows { segments: Vec::new(), positions: Vec::new() };
+        let mut layout = Rows { segments: Vec::new(), positions: Vec::new(), last_position: None };
         for (sequence, positions) in sequences {
             let start = layout.positions.len();
             layout.segments.push(Segment { start, rows: positions.len(), sequence });
+            layout.last_position = layout.last_position.max(positions.last().copied());
             layout.positions.extend_from_slice(positions);
             layout.positions.resize(start + positions.len().next_multiple_of(align), u32::MAX);
         }
@@ -74,6 +76,12 @@ impl Layout {
     #[must_use]
     pub fn positions(&self) -> &[u32] {
         &self.0.positions
+    }
+
+    /// The largest position of any row, also of rows that [`Layout::select`] left out; none where there never was a row.
+    #[must_use]
+    pub fn last_position(&self) -> Option<u32> {
+        self.0.last_position
     }
 
     /// Whether this is a clone of the other.

@@ -119,6 +119,17 @@ impl<D: Device> Engine<D> {
         config.map_or_else(Vec::new, |config| self.device.class(&matrices(config)))
     }
 
+    /// The device, for looking inside.
+    #[must_use]
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// The device, for measurements.
+    pub fn device_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+
     /// Lets go of everything and gives the device back.
     #[must_use]
     pub fn into_device(self) -> D {

@@ -5,6 +5,7 @@
 
 use super::device::{CudaBuffer, CudaDevice};
 use super::driver::Address;
+use super::record::Access;
 use crate::{AdamWItem, DeviceError, Use};
 
 /// Of adamw.cu.
@@ -32,7 +33,7 @@ struct Item {
 
 /// The parameters of adamw.cu.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
 struct AdamW {
     items: Address,
     item_of_block: Address,
@@ -75,18 +76,22 @@ pub(super) fn adamw(device: &mut CudaDevice, items: &mut [AdamWItem<'_, CudaBuff
         });
     }
     let arguments = AdamW {
-        items: device.staging.table(&table)?,
-        item_of_block: device.staging.table(&item_of_block)?,
+        items: device.table(&table)?,
+        item_of_block: device.table(&item_of_block)?,
         squares: device.scratch("adamw squares", item_of_block.len() * 8)?,
         factors: device.scratch("adamw factors", table.len() * 4)?,
         norms: device.read("norms", norms, Use::State),
     };
-    device.gpu.bind()?;
     let blocks = [item_of_block.len(), 1, 1];
+    // The items' arrays are written by this step alone.
+    let scratch = [arguments.squares, arguments.factors];
+    let (squares, norms, update) =
+        (device.kernels.get("adamw_squares"), device.kernels.get("adamw_norms"), device.kernels.get("adamw_update"));
     // SAFETY: `AdamW` and `Item` are adamw.cu's structs; blocks cover the items; the scratch, a number a block, is all that is written.
-    unsafe { device.gpu.launch(device.kernels.get("adamw_squares"), blocks, 256, 0, &arguments) }?;
+    unsafe { device.launch(squares, blocks, 256, 0, &arguments, Access { reads: &[], writes: &scratch[..1] }) }?;
+    let written = [arguments.factors, arguments.norms];
     // SAFETY: as above; a block an item; norms, at checked places, and the scratch are written.
-    unsafe { device.gpu.launch(device.kernels.get("adamw_norms"), [table.len(), 1, 1], 256, 0, &arguments) }?;
+    unsafe { device.launch(norms, [table.len(), 1, 1], 256, 0, &arguments, Access { reads: &scratch[..1], writes: &written }) }?;
     // SAFETY: as above; the items' arrays, unique references of checked sizes, are written.
-    unsafe { device.gpu.launch(device.kernels.get("adamw_update"), blocks, 256, 0, &arguments) }
+    unsafe { device.launch(update, blocks, 256, 0, &arguments, Access { reads: &scratch[1..], writes: &[] }) }
 }

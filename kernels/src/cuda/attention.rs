@@ -6,11 +6,12 @@
 use super::device::{CudaBuffer, CudaDevice};
 use super::driver::Address;
 use super::programs::Tiling;
+use super::record::Access;
 use crate::{AttentionShape, DeviceError, Layout, Use};
 
 /// The parameters of attention.cuh.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, bytemuck::NoUninit)]
 struct Arguments {
     q: Address,
     k: Address,
@@ -91,9 +92,10 @@ pub(super) fn forward(
     arguments.lse = device.read("lse", lse, Use::State);
     let kernel = device.kernels.attention(shape.head_dim, "attention");
     let grid = [q_rows.rows() / tiling.tile, shape.heads, 1];
+    let access = Access { reads: &[arguments.q, arguments.k, arguments.v], writes: &[arguments.out, arguments.lse] };
     // SAFETY: `Arguments` is attention.cuh's struct; blocks cover tiles x heads with the threads and shared memory it was compiled for; sizes
     // and positions were checked; out and lse are the only buffers written.
-    unsafe { device.gpu.launch(kernel, grid, tiling.tile as u32 * 2, tiling.forward_bytes, &arguments) }
+    unsafe { device.launch(kernel, grid, tiling.tile as u32 * 2, tiling.forward_bytes, &arguments, access) }
 }
 
 pub(super) fn backward(
@@ -116,26 +118,32 @@ pub(super) fn backward(
     arguments.dk = device.read("dk", dk, Use::Activation);
     arguments.dv = device.read("dv", dv, Use::Activation);
     arguments.delta = device.scratch("attention delta", lse.len * 4)?;
-    let threads = tiling.tile as u32 * 2;
-    let kernel = |name| device.kernels.attention(shape.head_dim, name);
-    // SAFETY: as in `forward`; one block a row; the scratch holds a number a row and head.
-    unsafe { device.gpu.launch(kernel("attention_delta"), [q_rows.rows(), 1, 1], 256, 0, &arguments) }?;
-    let grid = [q_rows.rows() / tiling.tile, shape.heads, 1];
-    // SAFETY: as in `forward`; dq is the only buffer written.
-    unsafe { device.gpu.launch(kernel("attention_dq"), grid, threads, tiling.backward_bytes, &arguments) }?;
     let parts = shape.heads > shape.kv_heads;
     if parts {
         let bytes = kv_rows.rows() * shape.heads * shape.head_dim * 4;
         arguments.dk_parts = device.scratch("attention dk", bytes)?;
         arguments.dv_parts = device.scratch("attention dv", bytes)?;
     }
-    let kernel = |name| device.kernels.attention(shape.head_dim, name);
+    let Arguments { q, k, v, out, lse, dout, delta, dq, dk, dv, dk_parts, dv_parts, .. } = arguments;
+    let threads = tiling.tile as u32 * 2;
+    let [delta_kernel, dq_kernel, dkv_kernel, sum_kernel] = ["attention_delta", "attention_dq", "attention_dkv", "attention_dkv_sum"]
+        .map(|name| device.kernels.attention(shape.head_dim, name));
+    let access = Access { reads: &[out, dout], writes: &[delta] };
+    // SAFETY: as in `forward`; one block a row; the scratch holds a number a row and head.
+    unsafe { device.launch(delta_kernel, [q_rows.rows(), 1, 1], 256, 0, &arguments, access) }?;
+    let grid = [q_rows.rows() / tiling.tile, shape.heads, 1];
+    let access = Access { reads: &[q, k, v, lse, dout, delta], writes: &[dq] };
+    // SAFETY: as in `forward`; dq is the only buffer written.
+    unsafe { device.launch(dq_kernel, grid, threads, tiling.backward_bytes, &arguments, access) }?;
     let grid = [kv_rows.rows() / tiling.tile, shape.heads, 1];
+    let written = if parts { [dk_parts, dv_parts] } else { [dk, dv] };
+    let access = Access { reads: &[q, k, v, lse, dout, delta], writes: &written };
     // SAFETY: as in `forward`; dk and dv, or the scratch for a part a query head, are the only memory written.
-    unsafe { device.gpu.launch(kernel("attention_dkv"), grid, threads, tiling.backward_bytes, &arguments) }?;
+    unsafe { device.launch(dkv_kernel, grid, threads, tiling.backward_bytes, &arguments, access) }?;
     if parts {
+        let access = Access { reads: &written, writes: &[dk, dv] };
         // SAFETY: as above; one block a row; dk and dv are the only buffers written.
-        unsafe { device.gpu.launch(kernel("attention_dkv_sum"), [kv_rows.rows(), 1, 1], 256, 0, &arguments) }?;
+        unsafe { device.launch(sum_kernel, [kv_rows.rows(), 1, 1], 256, 0, &arguments, access) }?;
     }
     Ok(())
 }

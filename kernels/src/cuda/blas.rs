@@ -57,7 +57,7 @@ pub(crate) struct Prepared {
 unsafe impl Send for Prepared {}
 
 /// What a product reads and writes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operands {
     pub(crate) weight: Address,
     pub(crate) x: Address,
@@ -261,8 +261,8 @@ impl Blas {
         Ok(Self { gpu: Arc::clone(gpu), handle, workspace: pool.alloc(WORKSPACE_BYTES, Owner::Device)? })
     }
 
-    /// The heuristic's first algorithm that does not split the inner dimension; none where it knows none.
-    pub(crate) fn choose(&self, prepared: &Prepared) -> Result<Option<[u64; 8]>, DeviceError> {
+    /// The heuristic's algorithms that do not split the inner dimension, the best first; none where it knows none.
+    pub(crate) fn offers(&self, prepared: &Prepared) -> Result<Vec<[u64; 8]>, DeviceError> {
         self.gpu.bind()?;
         if prepared.biased {
             prepared.set_bias(self.workspace.address())?;
@@ -289,15 +289,15 @@ impl Blas {
         match status.result() {
             Ok(()) => {}
             // Shapes that the library cannot do at all are the fixed-tile kernel's.
-            Err(e) if e.0 == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED => return Ok(None),
+            Err(e) if e.0 == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED => return Ok(Vec::new()),
             Err(e) => return Err(failed("its heuristic", &e)),
         }
         let offers = offers.iter().take(usize::try_from(count).unwrap_or(0));
-        Ok(offers.filter(|offer| offer.state.result().is_ok()).map(|offer| offer.algo.data).find(|words| undivided(*words)))
+        Ok(offers.filter(|offer| offer.state.result().is_ok()).map(|offer| offer.algo.data).filter(|words| undivided(*words)).collect())
     }
 
-    /// Whether an algorithm can do a product, within our workspace.
-    pub(crate) fn check(&self, prepared: &Prepared, words: [u64; 8]) -> bool {
+    /// The bytes of our workspace that an algorithm needs for a product; none where it cannot do it.
+    pub(crate) fn check(&self, prepared: &Prepared, words: [u64; 8]) -> Option<usize> {
         // SAFETY: integers, a float, and a status whose zero is a valid value.
         let mut answer: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         // SAFETY: every description lives; writes one result that outlives the call.
@@ -313,7 +313,13 @@ impl Blas {
                 &raw mut answer,
             )
         };
-        status.result().is_ok() && answer.state.result().is_ok() && answer.workspaceSize <= WORKSPACE_BYTES
+        let can = status.result().is_ok() && answer.state.result().is_ok() && answer.workspaceSize <= WORKSPACE_BYTES;
+        can.then_some(answer.workspaceSize)
+    }
+
+    /// Where the workspace begins.
+    pub(crate) fn workspace(&self) -> Address {
+        self.workspace.address()
     }
 
     /// out = or += x W (+ bias).

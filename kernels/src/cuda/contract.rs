@@ -82,6 +82,7 @@ impl Device for CudaDevice {
     fn upload(&mut self, data: &[f32], buffer: &mut CudaBuffer, offset: usize) -> Result<(), DeviceError> {
         assert!(offset + data.len() <= buffer.len, "{} elements at {offset} of {}", data.len(), buffer.len);
         let bytes = buffer.element.bytes();
+        self.flush()?;
         self.staging.upload(&buffer.block, offset * bytes, data.len() * bytes, |at, chunk| {
             let part = &data[at / bytes..(at + chunk.len()) / bytes];
             convert(bytemuck::cast_slice(part), DType::F32, chunk, buffer.element);
@@ -92,6 +93,7 @@ impl Device for CudaDevice {
         assert!(offset + data.len() <= buffer.len, "{} elements at {offset} of {}", data.len(), buffer.len);
         let bytes = buffer.element.bytes();
         let dtype = if buffer.element == Element::F32 { DType::F32 } else { DType::BF16 };
+        self.flush()?;
         self.staging.download(&buffer.block, offset * bytes, data.len() * bytes, |at, chunk| {
             let part = &mut data[at / bytes..(at + chunk.len()) / bytes];
             convert(chunk, dtype, bytemuck::cast_slice_mut(part), Element::F32);
@@ -113,7 +115,15 @@ impl Device for CudaDevice {
         assert!(from.element == to.element, "buffers of different use");
         assert!(from_offset + len <= from.len && to_offset + len <= to.len, "{len} elements from {from_offset} to {to_offset}");
         let bytes = from.element.bytes();
-        to.block.copy_from(to_offset * bytes, &from.block, from_offset * bytes, len * bytes)
+        rows::copy(self, (from, from_offset * bytes), (to, to_offset * bytes), len * bytes)
+    }
+
+    fn begin_pass(&mut self) -> Result<(), DeviceError> {
+        self.begin()
+    }
+
+    fn end_pass(&mut self) -> Result<(), DeviceError> {
+        self.end()
     }
 
     fn embed(&mut self, rows: &Layout, tokens: &[u32], table: &CudaWeight, out: &mut CudaBuffer) -> Result<(), DeviceError> {

@@ -10,11 +10,14 @@ use half::bf16;
 use super::Precision;
 use super::blas::{self, Blas, Prepared};
 use super::compile::{Cache, Compiler, architecture};
-use super::driver::{Address, Event, Gpu};
+use super::driver::{Address, Gpu};
+use super::host_side::Event;
 use super::library::probe;
-use super::memory::{Block, Owner, Pool, Staging};
+use super::memory::{Block, Owner, Pool};
 use super::plan::{Key, Plan};
 use super::programs::Kernels;
+use super::record::Recorder;
+use super::staging::Staging;
 use super::tables::{RowTables, TableCache};
 use super::verdict::GateReport;
 use crate::{DType, DeviceError, Layout, Use};
@@ -28,6 +31,8 @@ pub struct CudaOptions {
     pub cache: Option<Box<dyn Cache>>,
     /// A plan made earlier on this device; another library, card or precision than it was made for is refused.
     pub plan: Option<Plan>,
+    /// Launches every pass piece by piece, without graphs: for measuring what they are worth.
+    pub without_graphs: bool,
     /// Bytes of buffers at most, weights not counted; without it, what the card has.
     pub buffer_bytes_max: Option<u64>,
 }
@@ -50,13 +55,18 @@ pub struct CudaDevice {
     pub(super) staging: Staging,
     pub(super) blas: Blas,
     pub(super) plan: Plan,
-    pub(super) prepared: HashMap<(Key, usize), Prepared>,
+    /// Products that have run: their descriptions, and the bytes of the workspace that each needs.
+    pub(super) prepared: HashMap<(Key, usize), (Prepared, usize)>,
     pub(super) precision: Precision,
+    pub(super) recorder: Recorder,
     /// What the gate found of it.
     pub(super) verdict: Option<GateReport>,
     tables: TableCache,
     scratch: HashMap<&'static str, Block>,
 }
+
+/// Bytes of a row's part in the tables of a layout, at most.
+const ROWS_TABLE_BYTES: usize = 5;
 
 /// How elements of a buffer are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +143,7 @@ impl CudaDevice {
             plan,
             prepared: HashMap::new(),
             precision,
+            recorder: Recorder::new(!options.without_graphs),
             verdict: None,
             tables: TableCache::default(),
             scratch: HashMap::new(),
@@ -181,8 +192,53 @@ impl CudaDevice {
         buffer.address()
     }
 
+    /// How long the host has waited for the card, in nanoseconds.
+    #[must_use]
+    pub fn waited_ns(&self) -> u64 {
+        self.gpu.waited_ns()
+    }
+
+    /// Puts a table where the operation that is launched next finds it.
+    pub(super) fn table<T: bytemuck::NoUninit>(&mut self, data: &[T]) -> Result<Address, DeviceError> {
+        let data: &[u8] = bytemuck::cast_slice(data);
+        self.make_room(data.len())?;
+        self.staging.table(data)
+    }
+
     pub(super) fn tables(&mut self, layout: &Layout) -> Result<RowTables, DeviceError> {
-        self.tables.get(layout, &self.pool, &mut self.staging)
+        if let Some(tables) = self.tables.find(layout) {
+            return Ok(tables);
+        }
+        self.make_room(ROWS_TABLE_BYTES * layout.rows() + 16 * layout.segments().len())?;
+        let tables = RowTables::new(layout, &mut self.staging)?;
+        if self.recorder.is_open() {
+            self.tables.keep(layout, tables);
+        }
+        Ok(tables)
+    }
+
+    /// Outside a pass, tables start again where they would end. Those of the operation at hand stand behind and stay: an operation's tables are
+    /// less than half of all.
+    fn make_room(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        if !self.recorder.is_open() && !self.staging.has_room(bytes + 4096) {
+            self.staging.restart_tables()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn begin(&mut self) -> Result<(), DeviceError> {
+        self.staging.restart_tables()?;
+        self.tables.clear();
+        self.pool.begin_pass()?;
+        self.begin_recording();
+        Ok(())
+    }
+
+    pub(super) fn end(&mut self) -> Result<(), DeviceError> {
+        let ended = self.end_recording();
+        self.tables.clear();
+        self.pool.end_pass()?;
+        ended
     }
 
     /// Memory for what an operation needs on the way; what is in it is left from before. One use of a name at a time.
@@ -190,6 +246,8 @@ impl CudaDevice {
         if let Some(block) = self.scratch.get(name).filter(|block| block.bytes() >= bytes) {
             return Ok(block.address());
         }
+        // What is recorded may use the block that is about to go.
+        self.flush()?;
         self.scratch.remove(name);
         let block = self.pool.alloc(bytes, Owner::Device)?;
         let address = block.address();

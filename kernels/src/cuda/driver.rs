@@ -5,6 +5,8 @@
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
 use cudarc::driver::{result, sys};
 
@@ -28,22 +30,23 @@ pub(crate) struct Properties {
 pub(crate) struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
-    stream: sys::CUstream,
+    pub(super) stream: sys::CUstream,
     /// For work that keeps the card busy beside the stream; the gate's.
     side: sys::CUstream,
     pub(crate) properties: Properties,
+    waited_ns: AtomicU64,
 }
 
 // SAFETY: the handles name objects of the driver, whose functions may be called from any thread; the context is made current in each.
 unsafe impl Send for Gpu {}
-// SAFETY: as above; nothing in the struct changes after it is made.
+// SAFETY: as above; nothing in the struct changes after it is made but an atomic number.
 unsafe impl Sync for Gpu {}
 
 /// A kernel that can be launched.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kernel {
     function: sys::CUfunction,
-    parameter_bytes: usize,
+    pub(crate) parameter_bytes: usize,
 }
 
 // SAFETY: the handle names a function of a module that is unloaded only with the device (see `Module`).
@@ -86,7 +89,7 @@ impl Gpu {
         unsafe { result::ctx::set_current(context) }.map_err(|e| failed("the card's context", e))?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(|e| failed("a stream", e))?;
         let side = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(|e| failed("a stream", e))?;
-        Ok(Arc::new(Self { device, context, stream, side, properties }))
+        Ok(Arc::new(Self { device, context, stream, side, properties, waited_ns: AtomicU64::new(0) }))
     }
 
     /// Makes the context this thread's.
@@ -102,8 +105,16 @@ impl Gpu {
     /// Waits for all work on the stream, and says if any of it failed.
     pub(crate) fn synchronize(&self) -> Result<(), DeviceError> {
         self.bind()?;
+        let start = Instant::now();
         // SAFETY: the stream lives as long as this value.
-        unsafe { result::stream::synchronize(self.stream) }.map_err(|e| failed("work on the card", e))
+        let done = unsafe { result::stream::synchronize(self.stream) }.map_err(|e| failed("work on the card", e));
+        self.waited_ns.fetch_add(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        done
+    }
+
+    /// How long the host has waited for the card, in nanoseconds.
+    pub(crate) fn waited_ns(&self) -> u64 {
+        self.waited_ns.load(Relaxed)
     }
 
     /// Waits for the side stream.
@@ -177,53 +188,43 @@ impl Gpu {
         unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }.map_err(|e| failed("copying on the card", e))
     }
 
-    /// Launches a kernel whose one parameter is a struct.
+    /// Launches a kernel whose one parameter is a struct, given as words.
     ///
     /// # Safety
-    /// `A` has the fields of the kernel's struct in its order; every address in it begins a live allocation as large as the kernel's header
+    /// The words hold the kernel's struct, `parameter_bytes` of it; every address in it begins a live allocation as large as the kernel's header
     /// box says for these sizes; what it writes is not used by the host or another stream meanwhile.
-    pub(crate) unsafe fn launch<A: Copy>(
+    pub(crate) unsafe fn launch_words(
         &self,
         kernel: Kernel,
-        grid: [usize; 3],
+        grid: [u32; 3],
         threads: u32,
         shared: u32,
-        arguments: &A,
+        words: &[u64],
     ) -> Result<(), DeviceError> {
         // SAFETY: the caller's.
-        unsafe { self.launch_on(self.stream, kernel, grid, threads, shared, arguments) }
+        unsafe { self.launch_on(self.stream, kernel, grid, threads, shared, words) }
     }
 
-    /// `launch` on the side stream: nothing orders it against the other.
+    /// `launch_words` on the side stream: nothing orders it against the other.
     ///
     /// # Safety
-    /// As `launch`.
-    pub(crate) unsafe fn launch_beside<A: Copy>(
-        &self,
-        kernel: Kernel,
-        grid: [usize; 3],
-        threads: u32,
-        arguments: &A,
-    ) -> Result<(), DeviceError> {
+    /// As `launch_words`.
+    pub(crate) unsafe fn launch_beside(&self, kernel: Kernel, grid: [u32; 3], threads: u32, words: &[u64]) -> Result<(), DeviceError> {
         // SAFETY: the caller's.
-        unsafe { self.launch_on(self.side, kernel, grid, threads, 0, arguments) }
+        unsafe { self.launch_on(self.side, kernel, grid, threads, 0, words) }
     }
 
-    unsafe fn launch_on<A: Copy>(
+    unsafe fn launch_on(
         &self,
         stream: sys::CUstream,
         kernel: Kernel,
-        grid: [usize; 3],
+        [x, y, z]: [u32; 3],
         threads: u32,
         shared: u32,
-        arguments: &A,
+        words: &[u64],
     ) -> Result<(), DeviceError> {
-        if grid.contains(&0) {
-            return Ok(());
-        }
-        assert_eq!(size_of::<A>(), kernel.parameter_bytes, "the parameters of a kernel and their twin differ in size");
-        let [x, y, z] = grid.map(|n| u32::try_from(n).unwrap_or(u32::MAX));
-        let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
+        assert!(size_of_val(words) >= kernel.parameter_bytes, "fewer words than the kernel's parameters have");
+        let mut parameters = [words.as_ptr().cast_mut().cast::<c_void>()];
         // SAFETY: the driver copies the parameters, `parameter_bytes` of them, during the call; the rest is the caller's.
         unsafe { result::launch_kernel(kernel.function, (x, y, z), (threads, 1, 1), shared, stream, &mut parameters) }
             .map_err(|e| failed("launching a kernel", e))
@@ -304,92 +305,5 @@ impl Drop for Module {
         let _ = self.gpu.synchronize();
         // SAFETY: loaded once; the device drops its modules with its kernels, after the stream has drained.
         let _ = unsafe { result::module::unload(self.module) };
-    }
-}
-
-/// A point in the stream.
-#[derive(Debug)]
-pub(crate) struct Event {
-    gpu: Arc<Gpu>,
-    event: sys::CUevent,
-}
-
-// SAFETY: as `Gpu`.
-unsafe impl Send for Event {}
-
-impl Event {
-    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self, DeviceError> {
-        gpu.bind()?;
-        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(|e| failed("an event", e))?;
-        Ok(Self { gpu: Arc::clone(gpu), event })
-    }
-
-    /// Marks the present end of the stream.
-    pub(crate) fn record(&self) -> Result<(), DeviceError> {
-        self.gpu.bind()?;
-        // SAFETY: both live.
-        unsafe { result::event::record(self.event, self.gpu.stream) }.map_err(|e| failed("an event", e))
-    }
-
-    /// Waits until the stream has passed it.
-    pub(crate) fn wait(&self) -> Result<(), DeviceError> {
-        self.gpu.bind()?;
-        // SAFETY: the event lives.
-        unsafe { result::event::synchronize(self.event) }.map_err(|e| failed("work on the card", e))
-    }
-
-    /// Milliseconds from `earlier` to this; both have been waited for.
-    pub(crate) fn since(&self, earlier: &Self) -> Result<f32, DeviceError> {
-        let mut milliseconds = 0.0;
-        // SAFETY: both events live; writes one number that outlives the call.
-        unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, earlier.event, self.event) }
-            .result()
-            .map_err(|e| failed("an event", e))?;
-        Ok(milliseconds)
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        let _ = self.gpu.bind();
-        // SAFETY: made once, in `new`.
-        let _ = unsafe { result::event::destroy(self.event) };
-    }
-}
-
-/// Host memory that the card copies from and to by itself.
-#[derive(Debug)]
-pub(crate) struct Pinned {
-    gpu: Arc<Gpu>,
-    memory: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: the memory belongs to this value alone.
-unsafe impl Send for Pinned {}
-
-impl Pinned {
-    pub(crate) fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self, DeviceError> {
-        gpu.bind()?;
-        // SAFETY: zeroed below before anybody reads it.
-        let memory: *mut u8 = unsafe { result::malloc_host(bytes, 0) }.map_err(|e| failed("pinned memory", e))?.cast();
-        // SAFETY: `bytes` bytes were just allocated there.
-        unsafe { memory.write_bytes(0, bytes) };
-        Ok(Self { gpu: Arc::clone(gpu), memory, bytes })
-    }
-
-    /// Its bytes.
-    pub(crate) fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: allocated with this length and initialised in `new`; borrowed with this value. Copies by the card are ordered against the
-        // host by `Staging`.
-        unsafe { std::slice::from_raw_parts_mut(self.memory, self.bytes) }
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        let _ = self.gpu.synchronize();
-        // SAFETY: allocated once, in `new`; no copy is pending.
-        let _ = unsafe { result::free_host(self.memory.cast()) };
     }
 }

@@ -7,8 +7,9 @@ use super::ROW_ALIGN;
 use super::blas::{Operands, logits_pitch};
 use super::device::{CudaBuffer, CudaDevice, CudaWeight};
 use super::driver::Address;
-use super::linear::product;
+use super::linear::launch_product;
 use super::plan::{Key, Product, Slices};
+use super::record::Access;
 use super::tables::runs;
 use crate::{DeviceError, Layout, Use};
 
@@ -22,7 +23,7 @@ pub(super) fn chunk_rows(vocabulary: usize) -> usize {
 
 /// The parameters of head_loss.cu.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
 struct HeadLoss {
     logits: Address,
     dlogits: Address,
@@ -33,35 +34,45 @@ struct HeadLoss {
     first_row: u32,
     vocabulary: u32,
     pitch: u32,
+    zero: u32,
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
 struct HeadGradient {
     parts: Address,
     dx: Address,
     len: u64,
     count: u32,
+    zero: u32,
 }
 
 /// dx of a chunk of `rows` rows: a product for each slice of the vocabulary, then their sum.
 ///
 /// # Safety
-/// `dlogits` and `dx` hold so many rows; `parts` holds a float32 result for each slice.
-unsafe fn gradient(device: &mut CudaDevice, head: &CudaWeight, rows: usize, [dlogits, parts, dx]: [Address; 3]) -> Result<(), DeviceError> {
+/// `dlogits` and `dx`, a part of `whole_dx`, hold so many rows; `parts` holds a float32 result for each slice.
+unsafe fn gradient(
+    device: &mut CudaDevice,
+    head: &CudaWeight,
+    rows: usize,
+    [dlogits, parts, dx]: [Address; 3],
+    whole_dx: Address,
+) -> Result<(), DeviceError> {
     let (outputs, inputs) = head.shape;
     let (slices, len) = (Slices::new(outputs), rows * inputs);
     let operands = Operands { weight: head.block.address(), x: dlogits, bias: 0, out: parts, accumulate: false };
+    let access = Access { reads: &[dlogits], writes: &[parts] };
     // SAFETY: the caller's.
-    unsafe { product(device, Key { product: Product::LogitsBackward, outputs, inputs }, rows, operands) }?;
+    unsafe { launch_product(device, Key { product: Product::LogitsBackward, outputs, inputs }, rows, operands, access) }?;
     if slices.rest > 0 {
         let operands = Operands { out: parts + (slices.count * len * 4) as u64, ..operands };
         // SAFETY: the caller's; the rest's part follows the slices'.
-        unsafe { product(device, Key { product: Product::LogitsBackwardRest, outputs, inputs }, rows, operands) }?;
+        unsafe { launch_product(device, Key { product: Product::LogitsBackwardRest, outputs, inputs }, rows, operands, access) }?;
     }
-    let arguments = HeadGradient { parts, dx, len: len as u64, count: slices.parts() as u32 };
+    let arguments = HeadGradient { parts, dx, len: len as u64, count: slices.parts() as u32, zero: 0 };
+    let kernel = device.kernels.get("head_gradient");
     // SAFETY: `HeadGradient` is head_loss.cu's struct; a thread eight elements, and rows are a multiple of 128; dx is all that is written.
-    unsafe { device.gpu.launch(device.kernels.get("head_gradient"), [len.div_ceil(8 * 256), 1, 1], 256, 0, &arguments) }
+    unsafe { device.launch(kernel, [len.div_ceil(8 * 256), 1, 1], 256, 0, &arguments, Access { reads: &[parts], writes: &[whole_dx] }) }
 }
 
 #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
@@ -91,15 +102,17 @@ pub(super) fn head_loss(
     let dlogits = if dx.is_some() { device.scratch("dlogits", chunk.min(rows) * pitch * bytes)? } else { 0 };
     let (x, losses) = (device.read("x", x, Use::Activation), device.read("losses", losses, Use::State));
     let dx = dx.map(|dx| device.read("dx", dx, Use::Activation));
-    let (targets, weights) = (device.staging.table(targets)?, device.staging.table(weights)?);
+    let (targets, weights) = (device.table(targets)?, device.table(weights)?);
 
+    let kernel = device.kernels.get("head_loss");
     for run in runs(layout) {
         for first in run.clone().step_by(chunk) {
             let rows = chunk.min(run.end - first);
             let offset = (first * inputs * bytes) as u64;
             let forward = Operands { weight: head.block.address(), x: x + offset, bias: 0, out: logits, accumulate: false };
+            let access = Access { reads: &[x], writes: &[logits] };
             // SAFETY: the sizes were checked above; the scratch holds a chunk's logits; chunks start at multiples of 128 rows.
-            unsafe { product(device, Key { product: Product::Logits, outputs: vocabulary, inputs }, rows, forward) }?;
+            unsafe { launch_product(device, Key { product: Product::Logits, outputs: vocabulary, inputs }, rows, forward, access) }?;
             let arguments = HeadLoss {
                 logits,
                 dlogits,
@@ -110,12 +123,14 @@ pub(super) fn head_loss(
                 first_row: first as u32,
                 vocabulary: vocabulary as u32,
                 pitch: pitch as u32,
+                zero: 0,
             };
+            let access = Access { reads: &[logits], writes: &[losses, dlogits] };
             // SAFETY: `HeadLoss` is head_loss.cu's struct; one block a row of the chunk; losses is the only buffer written beside scratch.
-            unsafe { device.gpu.launch(device.kernels.get("head_loss"), [rows, 1, 1], 512, 0, &arguments) }?;
+            unsafe { device.launch(kernel, [rows, 1, 1], 512, 0, &arguments, access) }?;
             if let Some(dx) = dx {
                 // SAFETY: as the forward product; dx is of x's size, the scratch of a chunk's.
-                unsafe { gradient(device, head, rows, [dlogits, parts, dx + offset]) }?;
+                unsafe { gradient(device, head, rows, [dlogits, parts, dx + offset], dx) }?;
             }
         }
     }

@@ -7,8 +7,9 @@ use super::blas::{Operands, Prepared, logits_pitch};
 use super::device::{CudaBuffer, CudaDevice, CudaWeight};
 use super::driver::Address;
 use super::plan::{Choice, Key, Product, Slices};
+use super::record::Access;
 use super::tables::runs;
-use super::{ROW_ALIGN, head};
+use super::{ROW_ALIGN, buckets, head};
 use crate::{DeviceError, Layout, Use};
 
 /// Rows for which the heuristic is asked: many, since fused passes are where the time goes.
@@ -21,7 +22,7 @@ fn row_counts() -> impl Iterator<Item = usize> {
 
 /// The parameters of gemm.cu.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
 struct Gemm {
     x: Address,
     weight: Address,
@@ -57,65 +58,112 @@ pub(super) fn plan(device: &mut CudaDevice, outputs: usize, inputs: usize) -> Re
             None => choose(device, key)?,
         };
         device.plan.set(key, choice);
+        if let Choice::CublasLt(words) = choice {
+            buckets::pin(device, key, words)?;
+        }
     }
     Ok(())
 }
 
 fn choose(device: &CudaDevice, key: Key) -> Result<Choice, DeviceError> {
-    let rows = match key.product {
-        Product::Logits | Product::LogitsBackward | Product::LogitsBackwardRest => REPRESENTATIVE_ROWS.min(head::chunk_rows(key.outputs)),
-        _ => REPRESENTATIVE_ROWS,
-    };
-    let prepared = Prepared::new(key, rows, device.precision)?;
-    match device.blas.choose(&prepared)? {
-        Some(words) if takes_every_count(device, key, words)? => Ok(Choice::CublasLt(words)),
-        _ => Ok(Choice::Own),
+    let rows = REPRESENTATIVE_ROWS.min(rows_max(key));
+    for words in device.blas.offers(&Prepared::new(key, rows, device.precision)?)? {
+        if takes_every_count(device, key, words)? {
+            return Ok(Choice::CublasLt(words));
+        }
+    }
+    Ok(Choice::Own)
+}
+
+/// Rows that one call of a product has at most.
+pub(super) fn rows_max(key: Key) -> usize {
+    match key.product {
+        Product::Logits | Product::LogitsBackward | Product::LogitsBackwardRest => head::chunk_rows(key.outputs),
+        _ => usize::MAX,
     }
 }
 
 fn takes_every_count(device: &CudaDevice, key: Key, words: [u64; 8]) -> Result<bool, DeviceError> {
-    for rows in row_counts() {
-        if !device.blas.check(&Prepared::new(key, rows, device.precision)?, words) {
+    takes(device, key, words, 0, usize::MAX)
+}
+
+/// Whether an algorithm takes every number of rows above `above` and up to `end`.
+pub(super) fn takes(device: &CudaDevice, key: Key, words: [u64; 8], above: usize, end: usize) -> Result<bool, DeviceError> {
+    for rows in row_counts().filter(|rows| *rows > above && *rows <= end) {
+        if device.blas.check(&Prepared::new(key, rows, device.precision)?, words).is_none() {
             return Ok(false);
         }
     }
     Ok(true)
 }
 
-/// One product with `rows` rows, a multiple of 128. The operands of the products of a slice, or of the rest, are those of the whole.
+/// One product with `rows` rows, a multiple of 128, by itself. The operands of the products of a slice, or of the rest, are those of the whole.
 ///
 /// # Safety
 /// `operands` are live memory of the sizes that `key` and `rows` say, 256-byte aligned; `out` overlaps nothing else.
-pub(super) unsafe fn product(device: &mut CudaDevice, key: Key, rows: usize, mut operands: Operands) -> Result<(), DeviceError> {
+pub(super) unsafe fn product(device: &mut CudaDevice, key: Key, rows: usize, operands: Operands) -> Result<(), DeviceError> {
+    // SAFETY: the caller's.
+    unsafe { launch_product(device, key, rows, operands, Access { reads: &[operands.x, operands.out], writes: &[operands.out] }) }
+}
+
+/// The same within a pass.
+///
+/// # Safety
+/// As `product`; `access` names the buffers that x and out are parts of.
+pub(super) unsafe fn launch_product(
+    device: &mut CudaDevice,
+    key: Key,
+    rows: usize,
+    mut operands: Operands,
+    access: Access<'_>,
+) -> Result<(), DeviceError> {
     if key.product == Product::LogitsBackwardRest {
         let Slices { count, width, .. } = Slices::new(key.outputs);
         let columns = (count * width * device.precision.bytes()) as u64;
         operands.weight += columns * key.inputs as u64;
         operands.x += columns;
     }
-    let choice = device.plan.get(key).ok_or_else(|| DeviceError::Failed(format!("{key:?} is not planned")))?;
+    let choice = device.plan.get_for(key, rows).ok_or_else(|| DeviceError::Failed(format!("{key:?} is not planned")))?;
     let words = match choice {
         // SAFETY: the caller's.
-        Choice::Own => return unsafe { own_product(device, key, rows, operands) },
+        Choice::Own => return unsafe { own_product(device, key, rows, operands, access) },
         Choice::CublasLt(words) => words,
     };
-    if !device.prepared.contains_key(&(key, rows)) {
-        let prepared = Prepared::new(key, rows, device.precision)?;
-        if !device.blas.check(&prepared, words) {
-            return Err(DeviceError::Unsupported(format!("cuBLASLt's pinned algorithm for {key:?} refuses {rows} rows")));
+    let workspace_bytes = match device.prepared.get(&(key, rows)) {
+        Some((_, bytes)) => *bytes,
+        None => {
+            let prepared = Prepared::new(key, rows, device.precision)?;
+            let refused = || DeviceError::Unsupported(format!("cuBLASLt's pinned algorithm for {key:?} refuses {rows} rows"));
+            let bytes = device.blas.check(&prepared, words).ok_or_else(refused)?;
+            device.prepared.insert((key, rows), (prepared, bytes));
+            bytes
         }
-        device.prepared.insert((key, rows), prepared);
-    }
-    device.gpu.bind()?;
+    };
+    // Two products that need the workspace must not run side by side.
+    let workspace = if workspace_bytes > 0 { device.blas.workspace() } else { 0 };
+    let writes: Vec<Address> = access.writes.iter().copied().chain([workspace]).collect();
     // SAFETY: the caller's, and the algorithm was checked for just this product.
-    unsafe { device.blas.run(&device.prepared[&(key, rows)], words, operands) }
+    unsafe { device.launch_product(key, rows, operands, Access { writes: &writes, ..access }) }
+}
+
+/// Carries out a product that [`launch_product`] made ready.
+///
+/// # Safety
+/// As `launch_product`.
+pub(super) unsafe fn run(device: &CudaDevice, key: Key, rows: usize, operands: Operands) -> Result<(), DeviceError> {
+    let (Some(Choice::CublasLt(words)), Some((prepared, _))) = (device.plan.get_for(key, rows), device.prepared.get(&(key, rows))) else {
+        return Err(DeviceError::Failed(format!("{key:?} is not prepared for {rows} rows")));
+    };
+    device.gpu.bind()?;
+    // SAFETY: the caller's.
+    unsafe { device.blas.run(prepared, words, operands) }
 }
 
 /// The same by the fixed-tile kernel, slice by slice where there are several.
 ///
 /// # Safety
-/// As `product`.
-unsafe fn own_product(device: &CudaDevice, key: Key, rows: usize, operands: Operands) -> Result<(), DeviceError> {
+/// As `launch_product`.
+unsafe fn own_product(device: &mut CudaDevice, key: Key, rows: usize, operands: Operands, access: Access<'_>) -> Result<(), DeviceError> {
     let slices = Slices::new(key.outputs);
     let (inputs, outputs, pitch) = (key.inputs, key.outputs, logits_pitch(key.outputs));
     let (kernel, count, inner, columns, x_pitch, out_pitch) = match key.product {
@@ -127,7 +175,7 @@ unsafe fn own_product(device: &CudaDevice, key: Key, rows: usize, operands: Oper
     };
     let wide_out = matches!(key.product, Product::Logits | Product::LogitsBackward | Product::LogitsBackwardRest);
     let bytes = device.precision.bytes();
-    device.gpu.bind()?;
+    let kernel = device.kernels.get(kernel);
     for slice in 0..count {
         let arguments = Gemm {
             x: operands.x + (slice * inner * bytes) as u64,
@@ -143,7 +191,7 @@ unsafe fn own_product(device: &CudaDevice, key: Key, rows: usize, operands: Oper
         };
         // SAFETY: `Gemm` is gemm.cu's struct; blocks cover rows / 64 x columns / 64, and the kernel guards the last columns. The rest is the
         // caller's.
-        unsafe { device.gpu.launch(device.kernels.get(kernel), [rows / 64, columns.div_ceil(64), 1], 128, 0, &arguments) }?;
+        unsafe { device.launch(kernel, [rows / 64, columns.div_ceil(64), 1], 128, 0, &arguments, access) }?;
     }
     Ok(())
 }
@@ -160,6 +208,8 @@ unsafe fn over_rows(
     operands: Operands,
 ) -> Result<(), DeviceError> {
     let bytes = device.precision.bytes();
+    let reads = [operands.x, if operands.accumulate { operands.out } else { 0 }];
+    let access = Access { reads: &reads, writes: &[operands.out] };
     for run in runs(layout) {
         let operands = Operands {
             x: operands.x + (run.start * widths.0 * bytes) as u64,
@@ -167,7 +217,7 @@ unsafe fn over_rows(
             ..operands
         };
         // SAFETY: the run lies inside the layout; its start is a multiple of 128 rows, so addresses stay 256-byte aligned.
-        unsafe { product(device, key, run.len(), operands) }?;
+        unsafe { launch_product(device, key, run.len(), operands, access) }?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@
 use super::ROW_ALIGN;
 use super::device::{CudaBuffer, CudaDevice};
 use super::driver::Address;
+use super::record::Access;
 use crate::{DeviceError, Layout, LoraGrads, LoraRows, Use};
 
 /// Of lora.cuh.
@@ -37,7 +38,7 @@ struct Tile {
 
 /// The parameters of lora.cuh.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
 struct Lora {
     x: Address,
     y: Address,
@@ -130,7 +131,7 @@ impl Tables {
         // One copy for both: the tiles follow the groups.
         let mut both: Vec<u8> = bytemuck::cast_slice(&self.groups).to_vec();
         both.extend_from_slice(bytemuck::cast_slice(&self.tiles));
-        let groups = device.staging.table(&both)?;
+        let groups = device.table(&both)?;
         Ok(Lora {
             x: 0,
             y: 0,
@@ -147,9 +148,18 @@ impl Tables {
 
 /// # Safety
 /// `arguments` are lora.cuh's for this kernel and grid: x, y and s of the layout's rows, tables of this call.
-unsafe fn launch(device: &CudaDevice, kernel: &'static str, grid: [usize; 3], threads: u32, arguments: Lora) -> Result<(), DeviceError> {
+unsafe fn launch(
+    device: &mut CudaDevice,
+    kernel: &'static str,
+    grid: [usize; 3],
+    threads: u32,
+    arguments: Lora,
+) -> Result<(), DeviceError> {
+    let Lora { x, y, s_in, s_out, .. } = arguments;
+    let access = Access { reads: &[x, y, s_in], writes: &[y, s_out] };
+    let kernel = device.kernels.get(kernel);
     // SAFETY: `Lora` is lora.cuh's struct; the rest is the caller's.
-    unsafe { device.gpu.launch(device.kernels.get(kernel), grid, threads, 0, &arguments) }
+    unsafe { device.launch(kernel, grid, threads, 0, &arguments, access) }
 }
 
 pub(super) fn lora(

@@ -1,4 +1,4 @@
-//! Device memory: blocks that are zero when handed out and zeroed when given back, and the way in and out for the host's data.
+//! Device memory: blocks that are zero when handed out and zeroed when given back; those of a pass stand at the same places in every pass.
 //!
 //! Never hands out a block that still holds what somebody wrote.
 #![expect(unsafe_code, reason = "the address of device memory")]
@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::driver::{Address, Event, Gpu, Pinned};
+use super::driver::{Address, Gpu};
 use crate::DeviceError;
 
 /// Keeps freed blocks for the next ask of their size.
@@ -23,12 +23,49 @@ struct State {
     free: BTreeMap<usize, Vec<Address>>,
     free_bytes: u64,
     buffer_bytes: u64,
+    arena: Arena,
 }
 
-/// Whose a block is: counted among the buffers, or not.
+/// The memory of passes: what one pass is given is handed out from the start again in the next, so that a pass that asks for the same sizes in
+/// the same order finds them at the same addresses.
+#[derive(Debug, Default)]
+struct Arena {
+    chunks: Vec<Chunk>,
+    open: bool,
+    /// Blocks that are held.
+    live: usize,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    address: Address,
+    bytes: usize,
+    used: usize,
+}
+
+/// What the arena grows by at least.
+const CHUNK_BYTES: usize = 64 << 20;
+
+impl Arena {
+    /// A place for so many bytes; none where no chunk has room.
+    fn place(&mut self, bytes: usize) -> Option<Address> {
+        let chunk = self.chunks.iter_mut().find(|chunk| chunk.bytes - chunk.used >= bytes)?;
+        let address = chunk.address + chunk.used as u64;
+        chunk.used += bytes;
+        Some(address)
+    }
+
+    fn unused_bytes(&self) -> u64 {
+        self.chunks.iter().map(|chunk| (chunk.bytes - chunk.used) as u64).sum()
+    }
+}
+
+/// Whose a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
+    /// The engine's; of the arena while a pass is open.
     Buffer,
+    /// A weight's, or the device's own.
     Device,
 }
 
@@ -39,6 +76,7 @@ pub(crate) struct Block {
     address: Address,
     bytes: usize,
     owner: Owner,
+    of_arena: bool,
 }
 
 /// Sizes in steps of an eighth of their power of two, so that a pass that grows a little finds its blocks again.
@@ -58,11 +96,22 @@ impl Pool {
 
     /// A zeroed block.
     pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, owner: Owner) -> Result<Block, DeviceError> {
+        let of_arena = owner == Owner::Buffer && self.state().arena.open;
         let size = size_class(bytes);
         let left = self.buffer_bytes_max.saturating_sub(self.buffer_bytes());
         if owner == Owner::Buffer && size as u64 > left {
             return Err(DeviceError::OutOfMemory { needed_bytes: size as u64, free_bytes: left });
         }
+        let address = if of_arena { self.in_arena(size)? } else { self.outside(size)? };
+        let mut state = self.state();
+        if owner == Owner::Buffer {
+            state.buffer_bytes += size as u64;
+        }
+        state.arena.live += usize::from(of_arena);
+        Ok(Block { pool: Arc::clone(self), address, bytes: size, owner, of_arena })
+    }
+
+    fn outside(&self, size: usize) -> Result<Address, DeviceError> {
         let kept = {
             let mut state = self.state();
             let kept = state.free.get_mut(&size).and_then(Vec::pop);
@@ -71,14 +120,47 @@ impl Pool {
             }
             kept
         };
-        let address = match kept {
-            Some(address) => address,
-            None => self.fresh(size)?,
-        };
-        if owner == Owner::Buffer {
-            self.state().buffer_bytes += size as u64;
+        kept.map_or_else(|| self.fresh(size), Ok)
+    }
+
+    fn in_arena(&self, size: usize) -> Result<Address, DeviceError> {
+        let placed = self.state().arena.place(size);
+        if let Some(address) = placed {
+            return Ok(address);
         }
-        Ok(Block { pool: Arc::clone(self), address, bytes: size, owner })
+        let (address, bytes) = match self.fresh(size.max(CHUNK_BYTES)) {
+            Ok(address) => (address, size.max(CHUNK_BYTES)),
+            Err(DeviceError::OutOfMemory { .. }) => (self.fresh(size)?, size),
+            Err(other) => return Err(other),
+        };
+        self.state().arena.chunks.push(Chunk { address, bytes, used: size });
+        Ok(address)
+    }
+
+    /// From here on buffers are those of a pass.
+    pub(crate) fn begin_pass(&self) -> Result<(), DeviceError> {
+        self.end_pass()?;
+        let mut state = self.state();
+        if state.arena.live > 0 {
+            return Err(DeviceError::Failed(format!("{} buffers of the last pass are still held", state.arena.live)));
+        }
+        state.arena.chunks.iter_mut().for_each(|chunk| chunk.used = 0);
+        state.arena.open = true;
+        Ok(())
+    }
+
+    /// The pass's buffers are read no more: they are zeroed.
+    pub(crate) fn end_pass(&self) -> Result<(), DeviceError> {
+        let mut state = self.state();
+        if !state.arena.open {
+            return Ok(());
+        }
+        state.arena.open = false;
+        for chunk in state.arena.chunks.iter().filter(|chunk| chunk.used > 0) {
+            // SAFETY: the chunk's own range; the stream orders the zeroing after the work that used it.
+            unsafe { self.gpu.zero(chunk.address, chunk.used) }?;
+        }
+        Ok(())
     }
 
     fn fresh(&self, size: usize) -> Result<Address, DeviceError> {
@@ -100,10 +182,18 @@ impl Pool {
         let free = {
             let mut state = self.state();
             state.free_bytes = 0;
-            std::mem::take(&mut state.free)
+            let (mut free, open): (Vec<Address>, bool) =
+                (std::mem::take(&mut state.free).into_values().flatten().collect(), state.arena.open);
+            // Between passes nothing of the arena is in use but what is still held.
+            let unused = |chunk: &Chunk| if open { chunk.used == 0 } else { state.arena.live == 0 };
+            free.extend(state.arena.chunks.iter().filter(|chunk| unused(chunk)).map(|chunk| chunk.address));
+            let keep: Vec<bool> = state.arena.chunks.iter().map(|chunk| !unused(chunk)).collect();
+            let mut keep = keep.into_iter();
+            state.arena.chunks.retain(|_| keep.next().unwrap_or(true));
+            free
         };
-        for address in free.into_values().flatten() {
-            // SAFETY: from `malloc`, taken out of the list, and the stream has just drained.
+        for address in free {
+            // SAFETY: from `malloc`, taken out of its list, and the stream has just drained.
             unsafe { self.gpu.free(address) }?;
         }
         Ok(())
@@ -118,7 +208,9 @@ impl Pool {
     pub(crate) fn available_bytes(&self) -> u64 {
         let (kept, used) = {
             let state = self.state();
-            (state.free_bytes, state.buffer_bytes)
+            let arena: u64 = state.arena.chunks.iter().map(|chunk| chunk.bytes as u64).sum();
+            let arena = if state.arena.open { state.arena.unused_bytes() } else { arena };
+            (state.free_bytes + arena, state.buffer_bytes)
         };
         (self.gpu.free_bytes().unwrap_or(0) + kept).min(self.buffer_bytes_max.saturating_sub(used))
     }
@@ -141,21 +233,14 @@ impl Block {
     }
 }
 
-impl Block {
-    /// Copies `bytes` from `offset` of another block on to `to_offset`.
-    pub(crate) fn copy_from(&mut self, to_offset: usize, from: &Self, offset: usize, bytes: usize) -> Result<(), DeviceError> {
-        assert!(to_offset + bytes <= self.bytes && offset + bytes <= from.bytes, "a copy past the end of a buffer");
-        if bytes == 0 {
-            return Ok(());
-        }
-        let (from, to) = (from.address + offset as u64, self.address + to_offset as u64);
-        // SAFETY: both ranges were just checked; this block is borrowed uniquely, so the other is another.
-        unsafe { self.pool.gpu.copy_within(from, to, bytes) }
-    }
-}
-
 impl Drop for Block {
     fn drop(&mut self) {
+        if self.of_arena {
+            let mut state = self.pool.state();
+            state.arena.live -= 1;
+            state.buffer_bytes -= self.bytes as u64;
+            return;
+        }
         // SAFETY: the block is this value's alone; the stream orders the zeroing after the work that used it.
         let zeroed = unsafe { self.pool.gpu.zero(self.address, self.bytes) };
         let mut state = self.pool.state();
@@ -167,115 +252,6 @@ impl Drop for Block {
             state.free.entry(self.bytes).or_default().push(self.address);
             state.free_bytes += self.bytes as u64;
         }
-    }
-}
-
-/// Bytes of pinned memory; the ring's two halves are used in turn, each again only after the stream has passed its copies.
-const STAGING_BYTES: usize = 32 << 20;
-const HALF: usize = STAGING_BYTES / 2;
-
-/// The way between the host and the card.
-#[derive(Debug)]
-pub(crate) struct Staging {
-    gpu: Arc<Gpu>,
-    pinned: Pinned,
-    /// Where tables for one operation go; as large as the pinned ring, and in step with it.
-    tables: Block,
-    /// The half in use, and how much of it is taken.
-    half: usize,
-    at: usize,
-    /// The stream's end when a half was last left.
-    passed: [Event; 2],
-}
-
-impl Staging {
-    pub(crate) fn new(gpu: &Arc<Gpu>, pool: &Arc<Pool>) -> Result<Self, DeviceError> {
-        Ok(Self {
-            gpu: Arc::clone(gpu),
-            pinned: Pinned::new(gpu, STAGING_BYTES)?,
-            tables: pool.alloc(STAGING_BYTES, Owner::Device)?,
-            half: 0,
-            at: 0,
-            passed: [Event::new(gpu)?, Event::new(gpu)?],
-        })
-    }
-
-    /// A place in the ring for `bytes` (at most half of it) that no pending copy uses.
-    fn reserve(&mut self, bytes: usize) -> Result<usize, DeviceError> {
-        if bytes > HALF {
-            return Err(DeviceError::Unsupported(format!("a table of {bytes} bytes for one operation; at most {HALF}")));
-        }
-        if self.at + bytes > HALF {
-            self.passed[self.half].record()?;
-            self.half = 1 - self.half;
-            self.passed[self.half].wait()?;
-            self.at = 0;
-        }
-        let place = self.half * HALF + self.at;
-        self.at += bytes.next_multiple_of(256);
-        Ok(place)
-    }
-
-    /// Copies a table to the card for the operations that follow; it lasts until about 16 MiB more have been copied and those operations were launched.
-    pub(crate) fn table<T: bytemuck::NoUninit>(&mut self, data: &[T]) -> Result<Address, DeviceError> {
-        let data: &[u8] = bytemuck::cast_slice(data);
-        let place = self.reserve(data.len())?;
-        let pinned = &mut self.pinned.bytes()[place..place + data.len()];
-        pinned.copy_from_slice(data);
-        let address = self.tables.address() + place as u64;
-        if !data.is_empty() {
-            self.gpu.bind()?;
-            // SAFETY: pinned memory that `reserve` gives again only after the stream has passed this copy; the tables' block is as large as the ring.
-            unsafe { self.gpu.copy_in(pinned, address) }?;
-        }
-        Ok(address)
-    }
-
-    /// Fills `bytes` from `offset` of `block` on by chunks that `write` produces: it is given the chunk's place in the whole and its memory.
-    pub(crate) fn upload(
-        &mut self,
-        block: &Block,
-        offset: usize,
-        bytes: usize,
-        mut write: impl FnMut(usize, &mut [u8]),
-    ) -> Result<(), DeviceError> {
-        assert!(offset + bytes <= block.bytes, "an upload past the end of its buffer");
-        self.gpu.bind()?;
-        let mut done = 0;
-        while done < bytes {
-            let chunk = (bytes - done).min(HALF / 2);
-            let place = self.reserve(chunk)?;
-            let pinned = &mut self.pinned.bytes()[place..place + chunk];
-            write(done, pinned);
-            // SAFETY: as in `table`; the range was checked above.
-            unsafe { self.gpu.copy_in(pinned, block.address + (offset + done) as u64) }?;
-            done += chunk;
-        }
-        Ok(())
-    }
-
-    /// Reads `bytes` from `offset` of `block` on, by chunks that `read` is given; waits for all work before.
-    pub(crate) fn download(
-        &mut self,
-        block: &Block,
-        offset: usize,
-        bytes: usize,
-        mut read: impl FnMut(usize, &[u8]),
-    ) -> Result<(), DeviceError> {
-        assert!(offset + bytes <= block.bytes, "a download past the end of its buffer");
-        self.gpu.bind()?;
-        let mut done = 0;
-        while done < bytes {
-            let chunk = (bytes - done).min(HALF / 2);
-            let place = self.reserve(chunk)?;
-            let pinned = &mut self.pinned.bytes()[place..place + chunk];
-            // SAFETY: as in `table`; the stream is synchronised before the bytes are read.
-            unsafe { self.gpu.copy_out(block.address + (offset + done) as u64, pinned) }?;
-            self.gpu.synchronize()?;
-            read(done, pinned);
-            done += chunk;
-        }
-        Ok(())
     }
 }
 

@@ -6,19 +6,24 @@
 mod adamw;
 mod attention;
 mod blas;
+mod buckets;
 mod compile;
 mod contract;
 mod device;
 mod driver;
 mod gate;
+mod graph;
 mod head;
+mod host_side;
 mod library;
 mod linear;
 mod lora;
 mod memory;
 mod plan;
 mod programs;
+mod record;
 mod rows;
+mod staging;
 mod support;
 mod tables;
 mod verdict;
@@ -28,6 +33,7 @@ pub use device::{CudaBuffer, CudaDevice, CudaOptions, CudaWeight};
 pub use library::{Card, Found, Library, Probe, cards, free_bytes, probe};
 pub use plan::{Choice, Key, Plan, PlanError, Product};
 pub use programs::compile_everything;
+pub use record::{Launches, Profile};
 pub use verdict::{GateReport, ProductCheck};
 
 /// Rows of a tile; every sequence starts at a multiple of it.

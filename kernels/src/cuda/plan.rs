@@ -104,6 +104,9 @@ pub struct Plan {
     /// Names and values: library version, card, precision. Another header means another plan.
     pub header: Vec<(String, String)>,
     choices: BTreeMap<Key, Choice>,
+    /// For a product with at most so many rows, and more than the bucket below has: another algorithm of cuBLASLt's whose bytes are those of
+    /// the choice above.
+    buckets: BTreeMap<(Key, usize), [u64; 8]>,
 }
 
 /// A text is no plan.
@@ -118,7 +121,7 @@ impl Plan {
     /// A plan without choices.
     #[must_use]
     pub fn new(header: Vec<(String, String)>) -> Self {
-        Self { header, choices: BTreeMap::new() }
+        Self { header, choices: BTreeMap::new(), buckets: BTreeMap::new() }
     }
 
     /// What is pinned for a product.
@@ -127,9 +130,22 @@ impl Plan {
         self.choices.get(&key).copied()
     }
 
-    /// Pins.
+    /// Pins, for every number of rows.
     pub fn set(&mut self, key: Key, choice: Choice) {
+        self.buckets.retain(|(pinned, _), _| *pinned != key);
         self.choices.insert(key, choice);
+    }
+
+    /// Pins another algorithm for the rows of a bucket.
+    pub(super) fn set_bucket(&mut self, key: Key, bucket: usize, words: [u64; 8]) {
+        self.buckets.insert((key, bucket), words);
+    }
+
+    /// What is pinned for a product with so many rows.
+    #[must_use]
+    pub fn get_for(&self, key: Key, rows: usize) -> Option<Choice> {
+        let bucket = bucket(rows);
+        self.buckets.get(&(key, bucket)).map(|words| Choice::CublasLt(*words)).or_else(|| self.get(key))
     }
 
     /// Every product with its algorithm, in order.
@@ -141,7 +157,8 @@ impl Plan {
     #[must_use]
     pub fn of(&self, matrices: &[(usize, usize)]) -> Self {
         let choices = self.choices().filter(|(key, _)| matrices.contains(&(key.outputs, key.inputs))).collect();
-        Self { header: self.header.clone(), choices }
+        let buckets = self.buckets.iter().filter(|((key, _), _)| matrices.contains(&(key.outputs, key.inputs)));
+        Self { header: self.header.clone(), choices, buckets: buckets.map(|(place, words)| (*place, *words)).collect() }
     }
 
     /// SHA-256 of the text, in hexadecimal digits.
@@ -149,6 +166,23 @@ impl Plan {
     pub fn digest(&self) -> String {
         hex(&Sha256::digest(self.to_string()))
     }
+}
+
+/// An algorithm's words.
+fn text(words: &[u64; 8]) -> String {
+    words.iter().fold("cublaslt".to_owned(), |mut text, word| {
+        // Writing to a string does not fail.
+        let _ = write!(text, " {word:016x}");
+        text
+    })
+}
+
+/// Buckets of rows end here; the last has no end.
+pub(super) const BUCKETS: [usize; 7] = [128, 256, 512, 1024, 2048, 8192, usize::MAX];
+
+/// The end of the bucket that so many rows fall into.
+fn bucket(rows: usize) -> usize {
+    BUCKETS.into_iter().find(|end| rows <= *end).unwrap_or(usize::MAX)
 }
 
 impl std::fmt::Display for Plan {
@@ -160,13 +194,12 @@ impl std::fmt::Display for Plan {
         for (key, choice) in &self.choices {
             let choice = match choice {
                 Choice::Own => "own".to_owned(),
-                Choice::CublasLt(words) => words.iter().fold("cublaslt".to_owned(), |mut text, word| {
-                    // Writing to a string does not fail.
-                    let _ = write!(text, " {word:016x}");
-                    text
-                }),
+                Choice::CublasLt(words) => text(words),
             };
             writeln!(f, "{} {} {} {choice}", key.product.name(), key.outputs, key.inputs)?;
+        }
+        for ((key, bucket), words) in &self.buckets {
+            writeln!(f, "{} {} {} to {bucket} {}", key.product.name(), key.outputs, key.inputs, text(words))?;
         }
         Ok(())
     }
@@ -195,7 +228,12 @@ impl FromStr for Plan {
                 let product = NAMES.iter().find(|(_, known)| *known == name).ok_or_else(|| fault("an unknown product"))?.0;
                 let size = |word: &str| word.parse().map_err(|_| fault("a size is a number"));
                 let key = Key { product, outputs: size(word()?)?, inputs: size(word()?)? };
-                let choice = match word()? {
+                let (mut kind, mut bucket) = (word()?, None);
+                if kind == "to" {
+                    bucket = Some(size(word()?)?);
+                    kind = word()?;
+                }
+                let choice = match kind {
                     "own" => Choice::Own,
                     "cublaslt" => {
                         let mut algorithm = [0; 8];
@@ -209,7 +247,13 @@ impl FromStr for Plan {
                 if words.next().is_some() {
                     return Err(fault("too many words"));
                 }
-                plan.set(key, choice);
+                match (bucket, choice) {
+                    (None, choice) => plan.set(key, choice),
+                    (Some(bucket), Choice::CublasLt(words)) if BUCKETS.contains(&bucket) && plan.get(key).is_some() => {
+                        plan.set_bucket(key, bucket, words);
+                    }
+                    (Some(_), _) => return Err(fault("a bucket of rows that this version does not know, or of no product before it")),
+                }
             }
         }
         Ok(plan)
@@ -235,8 +279,14 @@ mod tests {
         let mut plan = Plan::new(vec![("gpu".to_owned(), "NVIDIA: H200".to_owned())]);
         plan.set(Key { product: Product::Logits, outputs: 7, inputs: 5 }, Choice::CublasLt([1, 2, 3, 4, 5, 6, 7, u64::MAX]));
         plan.set(Key { product: Product::Linear, outputs: 7, inputs: 5 }, Choice::Own);
+        plan.set_bucket(Key { product: Product::Logits, outputs: 7, inputs: 5 }, 256, [8; 8]);
+        plan.set_bucket(Key { product: Product::Logits, outputs: 7, inputs: 5 }, usize::MAX, [9; 8]);
         let text = plan.to_string();
         assert_eq!(text.parse(), Ok(plan.clone()));
+        let of = |rows| plan.get_for(Key { product: Product::Logits, outputs: 7, inputs: 5 }, rows);
+        assert_eq!(of(129), Some(Choice::CublasLt([8; 8])));
+        assert_eq!(of(128), Some(Choice::CublasLt([1, 2, 3, 4, 5, 6, 7, u64::MAX])));
+        assert_eq!(of(8193), Some(Choice::CublasLt([9; 8])));
         let digest = plan.digest();
         plan.set(Key { product: Product::Linear, outputs: 7, inputs: 5 }, Choice::CublasLt([0; 8]));
         assert_ne!(plan.digest(), digest);
@@ -250,6 +300,10 @@ mod tests {
         assert!(refused("nodus-cuda-plan 1\nlinear 3 x own").contains("line 2 of the plan: a size"));
         assert!(refused("nodus-cuda-plan 1\nlinear 3 4 cublaslt 1 2").contains("too few words"));
         assert!(refused("nodus-cuda-plan 1\nlinear 3 4 own own").contains("too many"));
+        assert!(
+            refused("nodus-cuda-plan 1\nlinear 3 4 own\nlinear 3 4 to 77 cublaslt 1 2 3 4 5 6 7 8")
+                .contains("line 3 of the plan: a bucket")
+        );
         assert!(refused("nodus-cuda-plan 1\nlinaer 3 4 own").contains("unknown product"));
     }
 }

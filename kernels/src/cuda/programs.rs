@@ -153,6 +153,12 @@ impl Kernels {
         self.by_name[name]
     }
 
+    /// The name of a kernel, for people.
+    pub(crate) fn name(&self, kernel: Kernel) -> &'static str {
+        let all = self.by_name.iter().chain(self.attention.values().flatten());
+        all.into_iter().find(|(_, known)| **known == kernel).map_or("?", |(name, _)| name)
+    }
+
     /// Makes the attention kernels of a size of head ready. First use compiles them.
     pub(crate) fn prepare_attention(&mut self, head_dim: usize) -> Result<Tiling, DeviceError> {
         if head_dim == 0 || head_dim > HEAD_DIM_MAX {

@@ -5,6 +5,7 @@
 
 use super::device::{CudaBuffer, CudaDevice, CudaWeight, Element};
 use super::driver::Address;
+use super::record::Access;
 use crate::{DeviceError, Layout, Use};
 
 /// Width of a buffer over a layout that has rows.
@@ -28,13 +29,14 @@ fn check_index(what: &str, layout: &Layout, index: &[u32], bound: usize) {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
 struct Embed {
     table: Address,
     out: Address,
     tokens: Address,
     positions: Address,
     width: u32,
+    zero: u32,
 }
 
 pub(super) fn embed(
@@ -51,16 +53,18 @@ pub(super) fn embed(
     let arguments = Embed {
         table: table.block.address(),
         out: device.read("out", out, Use::Activation),
-        tokens: device.staging.table(tokens)?,
+        tokens: device.table(tokens)?,
         positions: tables.positions,
         width: columns as u32,
+        zero: 0,
     };
+    let kernel = device.kernels.get("embed");
     // SAFETY: `Embed` is embed.cu's struct; one block a row; tokens and sizes were checked; out is the only buffer written.
-    unsafe { device.gpu.launch(device.kernels.get("embed"), [layout.rows(), 1, 1], 128, 0, &arguments) }
+    unsafe { device.launch(kernel, [layout.rows(), 1, 1], 128, 0, &arguments, Access { reads: &[], writes: &[arguments.out] }) }
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
 struct RmsNorm {
     x: Address,
     dy: Address,
@@ -72,6 +76,7 @@ struct RmsNorm {
     width: u32,
     eps: f32,
     accumulate: u32,
+    zero: u32,
 }
 
 impl RmsNorm {
@@ -79,10 +84,11 @@ impl RmsNorm {
         arguments.positions = device.tables(layout)?.positions;
         // As rms_norm.cu: a warp up to 512 wide, else the block.
         let (kernel, teams) = if arguments.width <= 512 { (kernels[0], 8) } else { (kernels[1], 1) };
-        let blocks = (arguments.items as usize).div_ceil(teams);
+        let (kernel, blocks) = (device.kernels.get(kernel), (arguments.items as usize).div_ceil(teams));
+        let access = Access { reads: &[arguments.x, arguments.dy, arguments.out], writes: &[arguments.out] };
         // SAFETY: `RmsNorm` is rms_norm.cu's struct; a team an item, guarded by `items`; sizes were checked by the callers, whose output is the
         // only buffer written.
-        unsafe { device.gpu.launch(device.kernels.get(kernel), [blocks, 1, 1], 256, 0, &arguments) }
+        unsafe { device.launch(kernel, [blocks, 1, 1], 256, 0, &arguments, access) }
     }
 }
 
@@ -111,6 +117,7 @@ pub(super) fn rms_norm(
         width: width as u32,
         eps,
         accumulate: 0,
+        zero: 0,
     };
     RmsNorm::launch(device, layout, arguments, ["rms_norm_warp", "rms_norm_block"])
 }
@@ -146,12 +153,13 @@ pub(super) fn rms_norm_backward(
         width: width as u32,
         eps,
         accumulate: u32::from(accumulate),
+        zero: 0,
     };
     RmsNorm::launch(device, layout, arguments, ["rms_norm_backward_warp", "rms_norm_backward_block"])
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
 struct Rope {
     x: Address,
     table: Address,
@@ -159,6 +167,7 @@ struct Rope {
     heads: u32,
     half: u32,
     sign: f32,
+    zero: u32,
 }
 
 pub(super) fn rope(
@@ -171,8 +180,8 @@ pub(super) fn rope(
     inverse: bool,
 ) -> Result<(), DeviceError> {
     assert!(head_dim.is_multiple_of(2) && x.len == layout.rows() * heads * head_dim, "x is not {heads} heads {head_dim} wide");
-    let last = layout.positions().iter().filter(|position| **position != u32::MAX).max();
-    assert!(last.is_none_or(|last| (*last as usize + 1) * head_dim <= table.len), "the table ends before position {last:?}");
+    let last = layout.last_position();
+    assert!(last.is_none_or(|last| (last as usize + 1) * head_dim <= table.len), "the table ends before position {last:?}");
     let tables = device.tables(layout)?;
     let arguments = Rope {
         x: device.read("x", x, Use::Activation),
@@ -181,13 +190,15 @@ pub(super) fn rope(
         heads: heads as u32,
         half: (head_dim / 2) as u32,
         sign: if inverse { -1.0 } else { 1.0 },
+        zero: 0,
     };
+    let kernel = device.kernels.get("rope");
     // SAFETY: `Rope` is rope.cu's struct; one block a row; sizes and positions were checked; x is the only buffer written.
-    unsafe { device.gpu.launch(device.kernels.get("rope"), [layout.rows(), 1, 1], 256, 0, &arguments) }
+    unsafe { device.launch(kernel, [layout.rows(), 1, 1], 256, 0, &arguments, Access { reads: &[], writes: &[arguments.x] }) }
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
 struct Swiglu {
     dy: Address,
     gate: Address,
@@ -197,6 +208,7 @@ struct Swiglu {
     dup: Address,
     positions: Address,
     width: u32,
+    zero: u32,
 }
 
 pub(super) fn swiglu(
@@ -217,10 +229,12 @@ pub(super) fn swiglu(
         dup: 0,
         positions: device.tables(layout)?.positions,
         width: width as u32,
+        zero: 0,
     };
-    let (threads, parts) = columns(width);
+    let ((threads, parts), kernel) = (columns(width), device.kernels.get("swiglu"));
+    let access = Access { reads: &[arguments.gate, arguments.up], writes: &[arguments.out] };
     // SAFETY: `Swiglu` is swiglu.cu's struct; blocks cover rows x columns; sizes were checked; out is the only buffer written.
-    unsafe { device.gpu.launch(device.kernels.get("swiglu"), [layout.rows(), parts, 1], threads, 0, &arguments) }
+    unsafe { device.launch(kernel, [layout.rows(), parts, 1], threads, 0, &arguments, access) }
 }
 
 pub(super) fn swiglu_backward(
@@ -243,20 +257,23 @@ pub(super) fn swiglu_backward(
         dup: device.read("dup", dup, Use::Activation),
         positions: device.tables(layout)?.positions,
         width: width as u32,
+        zero: 0,
     };
-    let (threads, parts) = columns(width);
+    let ((threads, parts), kernel) = (columns(width), device.kernels.get("swiglu_backward"));
+    let access = Access { reads: &[arguments.dy, arguments.gate, arguments.up], writes: &[arguments.dgate, arguments.dup] };
     // SAFETY: as `swiglu`; dgate and dup are the only buffers written.
-    unsafe { device.gpu.launch(device.kernels.get("swiglu_backward"), [layout.rows(), parts, 1], threads, 0, &arguments) }
+    unsafe { device.launch(kernel, [layout.rows(), parts, 1], threads, 0, &arguments, access) }
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
 struct Rows {
     x: Address,
     y: Address,
     index: Address,
     positions: Address,
     width: u32,
+    zero: u32,
 }
 
 /// Launches one of rows.cu's kernels, for activations or for float32 as the buffers are. Callers have checked sizes and indices.
@@ -272,12 +289,13 @@ fn move_rows(
     assert!(x.element == y.element, "x and y are not of one type");
     let kernel = if x.element == device.element(Use::Activation) { kernels[0] } else { kernels[1] };
     debug_assert!(x.element == Element::F32 || kernel == kernels[0], "bf16 is the activations' type");
-    let index = index.map(|index| device.staging.table(index)).transpose()?.unwrap_or(0);
+    let index = index.map(|index| device.table(index)).transpose()?.unwrap_or(0);
     let positions = device.tables(layout)?.positions;
-    let arguments = Rows { x: x.address(), y: y.address(), index, positions, width: width as u32 };
-    let (threads, parts) = columns(width);
+    let arguments = Rows { x: x.address(), y: y.address(), index, positions, width: width as u32, zero: 0 };
+    let ((threads, parts), kernel) = (columns(width), device.kernels.get(kernel));
+    let access = Access { reads: &[arguments.x], writes: &[arguments.y] };
     // SAFETY: `Rows` is rows.cu's struct; blocks cover rows x columns; the callers checked sizes and indices; y is the only buffer written.
-    unsafe { device.gpu.launch(device.kernels.get(kernel), [layout.rows(), parts, 1], threads, 0, &arguments) }
+    unsafe { device.launch(kernel, [layout.rows(), parts, 1], threads, 0, &arguments, access) }
 }
 
 pub(super) fn add(device: &mut CudaDevice, layout: &Layout, x: &CudaBuffer, y: &mut CudaBuffer) -> Result<(), DeviceError> {
@@ -310,4 +328,20 @@ pub(super) fn scatter_add(
     assert!(x.len == layout.rows() * width, "x is not {width} wide");
     check_index("index", layout, index, y.len.checked_div(width).unwrap_or(0));
     move_rows(device, layout, Some(index), width, x, y, ["scatter_add", "scatter_add_state"])
+}
+
+/// Copies bytes from one buffer to another; the caller has checked both ranges.
+pub(super) fn copy(
+    device: &mut CudaDevice,
+    (from, from_offset): (&CudaBuffer, usize),
+    (to, to_offset): (&mut CudaBuffer, usize),
+    bytes: usize,
+) -> Result<(), DeviceError> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let (from, to) = (from.address(), to.address());
+    let access = Access { reads: &[from], writes: &[to] };
+    // SAFETY: the caller checked the ranges; `to` is a unique reference, so `from` is another buffer.
+    unsafe { device.launch_copy(from + from_offset as u64, to + to_offset as u64, bytes, access) }
 }

@@ -11,7 +11,7 @@ use crate::{DType, DeviceError, Numbers, Use};
 
 /// Of support.cu.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, bytemuck::NoUninit)]
 struct Fill {
     out: Address,
     len: u64,
@@ -30,7 +30,7 @@ impl Fill {
 
 /// Of support.cu.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
 struct Compare {
     a: Address,
     b: Address,
@@ -40,21 +40,30 @@ struct Compare {
 
 /// Of support.cu.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
 struct Busy {
     out: Address,
     rounds: u32,
+    zero: u32,
 }
 
-const FILL_BLOCKS: usize = 1024;
+const FILL_BLOCKS: u32 = 1024;
+
+/// Launches at once, and not as part of a pass.
+///
+/// # Safety
+/// As `CudaDevice::launch`.
+unsafe fn launch<A: bytemuck::NoUninit>(device: &CudaDevice, kernel: &'static str, arguments: &A) -> Result<(), DeviceError> {
+    device.gpu.bind()?;
+    // SAFETY: the caller's.
+    unsafe { device.gpu.launch_words(device.kernels.get(kernel), [FILL_BLOCKS, 1, 1], 256, 0, bytemuck::cast_slice(&[*arguments])) }
+}
 
 /// # Safety
 /// `len` elements of the kernel's type from `out` on lie in one live allocation.
 unsafe fn fill(device: &CudaDevice, kernel: &'static str, out: Address, len: usize, what: Fill) -> Result<(), DeviceError> {
-    device.gpu.bind()?;
-    let arguments = Fill { out, len: len as u64, ..what };
     // SAFETY: `Fill` is support.cu's struct; the rest is the caller's.
-    unsafe { device.gpu.launch(device.kernels.get(kernel), [FILL_BLOCKS, 1, 1], 256, 0, &arguments) }
+    unsafe { launch(device, kernel, &Fill { out, len: len as u64, ..what }) }
 }
 
 /// A weight of random numbers, made on the card.
@@ -127,9 +136,8 @@ impl CudaDevice {
         let count = self.pool.alloc(4, Owner::Device)?;
         let arguments =
             Compare { a: a.address() + a_offset as u64, b: b.address() + b_offset as u64, count: count.address(), len: (bytes / 4) as u64 };
-        self.gpu.bind()?;
         // SAFETY: `Compare` is support.cu's struct; ranges were checked; the count, zero in a fresh block, is all that is written.
-        unsafe { self.gpu.launch(self.kernels.get("count_unequal"), [FILL_BLOCKS, 1, 1], 256, 0, &arguments) }?;
+        unsafe { launch(self, "count_unequal", &arguments) }?;
         let mut unequal = 0;
         self.staging.download(&count, 0, 4, |_, bytes| {
             if let &[a, b, c, d] = bytes {
@@ -142,9 +150,9 @@ impl CudaDevice {
     /// Keeps the card's multiprocessors busy on the side stream, for some milliseconds.
     pub(super) fn busy(&self, spare: &Block) -> Result<(), DeviceError> {
         self.gpu.bind()?;
-        let blocks = self.gpu.properties.multiprocessors.unsigned_abs() as usize;
-        let arguments = Busy { out: spare.address(), rounds: 1 << 20 };
+        let blocks = self.gpu.properties.multiprocessors.unsigned_abs();
+        let arguments = [Busy { out: spare.address(), rounds: 1 << 20, zero: 0 }];
         // SAFETY: `Busy` is support.cu's struct; the one element it might write is the spare block's.
-        unsafe { self.gpu.launch_beside(self.kernels.get("busy"), [blocks, 1, 1], 256, &arguments) }
+        unsafe { self.gpu.launch_beside(self.kernels.get("busy"), [blocks, 1, 1], 256, bytemuck::cast_slice(&arguments)) }
     }
 }

@@ -1,19 +1,15 @@
-//! What the kernels must know of a layout, in device memory: positions, tiles, segments; kept for layouts seen lately.
+//! What the kernels must know of a layout, in device memory: positions, tiles, segments; kept for a pass.
 //!
 //! Never looks at whose rows they are.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use super::ROW_ALIGN;
 use super::driver::Address;
-use super::memory::{Block, Owner, Pool, Staging};
+use super::staging::Staging;
 use crate::{DeviceError, Layout};
 
-/// Layouts whose tables are kept: a few levels of a few passes.
-const KEPT: usize = 64;
-
-/// Where a layout's tables are. Valid until [`KEPT`] other layouts have been asked for.
+/// Where a layout's tables are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowTables {
     /// A u32 a row; `u32::MAX` for padding.
@@ -24,38 +20,32 @@ pub(crate) struct RowTables {
     pub(crate) segments: Address,
 }
 
-/// The tables of layouts, the latest used last.
+/// The tables of the layouts of a pass.
 #[derive(Debug, Default)]
 pub(crate) struct TableCache {
-    kept: Vec<(Layout, Block, RowTables)>,
+    kept: Vec<(Layout, RowTables)>,
 }
 
 impl TableCache {
-    pub(crate) fn get(&mut self, layout: &Layout, pool: &Arc<Pool>, staging: &mut Staging) -> Result<RowTables, DeviceError> {
-        if let Some(found) = self.kept.iter().position(|(kept, ..)| kept.is_clone_of(layout)) {
-            let entry = self.kept.remove(found);
-            let tables = entry.2;
-            self.kept.push(entry);
-            return Ok(tables);
-        }
-        let words = words(layout);
-        let offsets = words.each_ref().map(|part| (part.len() * size_of::<u32>()).next_multiple_of(256));
-        let block = pool.alloc(offsets.iter().sum(), Owner::Device)?;
-        let mut offset = 0;
-        let mut addresses = [0; 3];
-        for (address, (part, size)) in addresses.iter_mut().zip(words.iter().zip(offsets)) {
-            let bytes: &[u8] = bytemuck::cast_slice(part);
-            staging.upload(&block, offset, bytes.len(), |at, chunk| chunk.copy_from_slice(&bytes[at..at + chunk.len()]))?;
-            *address = block.address() + offset as u64;
-            offset += size;
-        }
-        let [positions, tiles, segments] = addresses;
-        let tables = RowTables { positions, tiles, segments };
-        if self.kept.len() >= KEPT {
-            self.kept.remove(0);
-        }
-        self.kept.push((layout.clone(), block, tables));
-        Ok(tables)
+    /// Forgets them: their places are going to be used again.
+    pub(crate) fn clear(&mut self) {
+        self.kept.clear();
+    }
+
+    pub(crate) fn find(&self, layout: &Layout) -> Option<RowTables> {
+        self.kept.iter().rev().find(|(kept, _)| kept.is_clone_of(layout)).map(|(_, tables)| *tables)
+    }
+
+    pub(crate) fn keep(&mut self, layout: &Layout, tables: RowTables) {
+        self.kept.push((layout.clone(), tables));
+    }
+}
+
+impl RowTables {
+    pub(crate) fn new(layout: &Layout, staging: &mut Staging) -> Result<Self, DeviceError> {
+        let [positions, tiles, segments] = &words(layout);
+        let mut table = |words: &[u32]| staging.table(bytemuck::cast_slice(words));
+        Ok(Self { positions: table(positions)?, tiles: table(tiles)?, segments: table(segments)? })
     }
 }
 

@@ -270,3 +270,26 @@ fn random_weights_are_those_of_the_host() {
         }
     }
 }
+
+/// A pass is recorded, the second time made a graph, then launched as that graph; each gives what single launches give.
+#[test]
+fn recorded_passes_and_graphs_give_the_bits_of_single_launches() {
+    let sizes =
+        Sizes { attention: AttentionShape { heads: 6, kv_heads: 3, head_dim: 64, window: Some(37) }, vocabulary: 997, rank: 8, seed: 4 };
+    for precision in PRECISIONS {
+        let Some(mut device) = open("recorded_passes_and_graphs_give_the_bits_of_single_launches", precision) else { return };
+        let sequences = Sequences { anchors: &[129, 300], before: &[5], after: &[128] };
+        for (index, name) in names().into_iter().enumerate() {
+            let single = exercise(&mut device, index, sizes, sequences).unwrap();
+            for round in 0..4 {
+                device.begin_pass().unwrap();
+                let recorded = exercise(&mut device, index, sizes, sequences).unwrap();
+                device.end_pass().unwrap();
+                let bits = |results: &[Vec<f32>]| results.iter().flatten().map(|value| value.to_bits()).collect::<Vec<_>>();
+                assert!(bits(&single) == bits(&recorded), "{name}, round {round}, {precision:?}");
+            }
+        }
+        let launches = device.launches();
+        assert!(launches.captures > 0 && launches.in_graphs > launches.captures, "{launches:?}");
+    }
+}

@@ -135,6 +135,20 @@ impl<'a, 'm, D: Device> Pass<'a, 'm, D> {
         if self.map.weights.is_empty() {
             return Ok(Outcome { losses: Vec::new(), trunk_ns: 0, above_ns: 0 });
         }
+        self.device.begin_pass().map_err(clean)?;
+        let losses = self.compute(keep);
+        let ended = self.device.end_pass();
+        let losses = losses?;
+        ended.map_err(torn)?;
+        let (trunk_end_ns, end_ns) = (self.trunk_end_ns.unwrap_or(start_ns), (self.clock)());
+        let (trunk_ns, above_ns) = (trunk_end_ns.saturating_sub(start_ns), end_ns.saturating_sub(trunk_end_ns));
+        Ok(Outcome { losses, trunk_ns, above_ns })
+    }
+
+    /// Forward, loss and backward: the loss of each row of the top level's labelled rows.
+    fn compute(&mut self, keep: &[Keep]) -> Result<Vec<f32>, Failure> {
+        let clean = |error| Failure { error, torn: false };
+        let torn = |error| Failure { error, torn: true };
         let (residual, tapes) = self.forward(keep).map_err(clean)?;
         let (losses, gradient) = self.top(residual).map_err(clean)?;
         if let Some(gradient) = gradient {
@@ -142,9 +156,7 @@ impl<'a, 'm, D: Device> Pass<'a, 'm, D> {
         }
         let mut values = vec![0.0; self.map.weights.len()];
         self.device.download(&losses, 0, &mut values).map_err(torn)?;
-        let (trunk_end_ns, end_ns) = (self.trunk_end_ns.unwrap_or(start_ns), (self.clock)());
-        let (trunk_ns, above_ns) = (trunk_end_ns.saturating_sub(start_ns), end_ns.saturating_sub(trunk_end_ns));
-        Ok(Outcome { losses: values, trunk_ns, above_ns })
+        Ok(values)
     }
 
     fn buffer(&mut self, usage: Use, rows: &Layout, width: usize) -> Result<Buffer<D>, DeviceError> {

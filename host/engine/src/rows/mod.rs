@@ -5,7 +5,8 @@
 mod level;
 mod source;
 
-use std::collections::BTreeSet;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use nodus_kernels::{Layout, Segment};
@@ -39,6 +40,8 @@ pub(crate) struct RowMap {
     levels: Vec<Level>,
     cuts: Vec<Cut>,
     halves: usize,
+    /// The rows of a view of the first so many members, where they were asked for: a pass asks for few, and often.
+    selected: RefCell<BTreeMap<(*const View, usize), Option<Layout>>>,
     /// One a row of the lowest level.
     pub(crate) tokens: Vec<u32>,
     /// One a labelled row of the highest level.
@@ -68,6 +71,7 @@ impl RowMap {
             levels,
             cuts: sources.iter().map(|s| Cut { trains: s.trains, stage: s.cut, shared: s.cohort.is_some() }).collect(),
             halves,
+            selected: RefCell::default(),
             tokens: Vec::new(),
             targets: Vec::new(),
             weights: Vec::new(),
@@ -172,8 +176,14 @@ impl RowMap {
         select(level, &level.labelled, |member| self.cuts.get(member).is_some_and(|cut| cut.trains == trains))
     }
 
+    /// The rows of the training members with such a cut: the first ones, by [`order`].
     fn select(&self, level: &Level, view: &View, chosen: impl Fn(Stage) -> bool) -> Option<Layout> {
-        select(level, view, |member| self.cuts.get(member).is_some_and(|cut| cut.trains && chosen(cut.stage)))
+        let count = self.cuts.iter().filter(|cut| cut.trains && chosen(cut.stage)).count();
+        if count == self.cuts.len() {
+            return Some(view.rows.clone()).filter(|rows| rows.segments().iter().any(|segment| segment.rows > 0));
+        }
+        let key = (std::ptr::from_ref(view), count);
+        self.selected.borrow_mut().entry(key).or_insert_with(|| select(level, view, |member| member < count)).clone()
     }
 
     /// Of one value a labelled row at the top, those of a member, in order.

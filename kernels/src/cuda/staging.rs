@@ -1,0 +1,156 @@
+//! The way between the host and the card: pinned memory, through which data and tables go without the host waiting for each.
+//!
+//! Never overwrites what a pending copy still reads.
+#![expect(unsafe_code, reason = "copies to and from the card")]
+
+use std::sync::Arc;
+
+use super::driver::{Address, Gpu};
+use super::host_side::{Event, Pinned};
+use super::memory::{Block, Owner, Pool};
+use crate::DeviceError;
+
+/// Bytes of pinned memory; the ring's two halves are used in turn, each again only after the stream has passed its copies.
+const STAGING_BYTES: usize = 32 << 20;
+const HALF: usize = STAGING_BYTES / 2;
+
+/// Bytes of the tables of one pass at most.
+const TABLE_BYTES: usize = 64 << 20;
+
+/// Tables for operations, at the same places in every pass: a pinned copy and one on the card, in step.
+#[derive(Debug)]
+struct Tables {
+    pinned: Pinned,
+    block: Block,
+    /// Bytes filled, and bytes sent.
+    at: usize,
+    sent: usize,
+}
+
+/// The way between the host and the card.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    gpu: Arc<Gpu>,
+    pinned: Pinned,
+    tables: Tables,
+    /// The half in use, and how much of it is taken.
+    half: usize,
+    at: usize,
+    /// The stream's end when a half was last left.
+    passed: [Event; 2],
+}
+
+impl Staging {
+    pub(crate) fn new(gpu: &Arc<Gpu>, pool: &Arc<Pool>) -> Result<Self, DeviceError> {
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            pinned: Pinned::new(gpu, STAGING_BYTES)?,
+            tables: Tables { pinned: Pinned::new(gpu, TABLE_BYTES)?, block: pool.alloc(TABLE_BYTES, Owner::Device)?, at: 0, sent: 0 },
+            half: 0,
+            at: 0,
+            passed: [Event::new(gpu)?, Event::new(gpu)?],
+        })
+    }
+
+    /// A place in the ring for `bytes` (at most half of it) that no pending copy uses.
+    fn reserve(&mut self, bytes: usize) -> Result<usize, DeviceError> {
+        if bytes > HALF {
+            return Err(DeviceError::Unsupported(format!("a table of {bytes} bytes for one operation; at most {HALF}")));
+        }
+        if self.at + bytes > HALF {
+            self.passed[self.half].record()?;
+            self.half = 1 - self.half;
+            self.passed[self.half].wait()?;
+            self.at = 0;
+        }
+        let place = self.half * HALF + self.at;
+        self.at += bytes.next_multiple_of(256);
+        Ok(place)
+    }
+
+    /// Places tables from the start again. Waits for all work before.
+    pub(crate) fn restart_tables(&mut self) -> Result<(), DeviceError> {
+        if self.tables.at > 0 {
+            self.gpu.synchronize()?;
+        }
+        (self.tables.at, self.tables.sent) = (0, 0);
+        Ok(())
+    }
+
+    /// Whether a table of so many bytes has room before the next restart.
+    pub(crate) fn has_room(&self, bytes: usize) -> bool {
+        bytes <= TABLE_BYTES - self.tables.at
+    }
+
+    /// A table for operations that are launched after the next [`Staging::send_tables`] and before the next restart.
+    pub(crate) fn table(&mut self, data: &[u8]) -> Result<Address, DeviceError> {
+        if !self.has_room(data.len()) {
+            return Err(DeviceError::Unsupported(format!("the tables of one pass take more than {TABLE_BYTES} bytes")));
+        }
+        let Tables { pinned, block, at, .. } = &mut self.tables;
+        pinned.bytes()[*at..*at + data.len()].copy_from_slice(data);
+        let address = block.address() + *at as u64;
+        *at += data.len().next_multiple_of(256);
+        *at = (*at).min(TABLE_BYTES);
+        Ok(address)
+    }
+
+    /// Copies the tables that were filled since the last time to the card.
+    pub(crate) fn send_tables(&mut self) -> Result<(), DeviceError> {
+        let Tables { pinned, block, at, sent } = &mut self.tables;
+        if *sent < *at {
+            self.gpu.bind()?;
+            // SAFETY: pinned memory that is filled again only after a restart, which waits for this copy; the block is as large.
+            unsafe { self.gpu.copy_in(&pinned.bytes()[*sent..*at], block.address() + *sent as u64) }?;
+            *sent = *at;
+        }
+        Ok(())
+    }
+
+    /// Fills `bytes` from `offset` of `block` on by chunks that `write` produces: it is given the chunk's place in the whole and its memory.
+    pub(crate) fn upload(
+        &mut self,
+        block: &Block,
+        offset: usize,
+        bytes: usize,
+        mut write: impl FnMut(usize, &mut [u8]),
+    ) -> Result<(), DeviceError> {
+        assert!(offset + bytes <= block.bytes(), "an upload past the end of its buffer");
+        self.gpu.bind()?;
+        let mut done = 0;
+        while done < bytes {
+            let chunk = (bytes - done).min(HALF / 2);
+            let place = self.reserve(chunk)?;
+            let pinned = &mut self.pinned.bytes()[place..place + chunk];
+            write(done, pinned);
+            // SAFETY: pinned memory that `reserve` gives again only after the stream has passed this copy; the range was checked above.
+            unsafe { self.gpu.copy_in(pinned, block.address() + (offset + done) as u64) }?;
+            done += chunk;
+        }
+        Ok(())
+    }
+
+    /// Reads `bytes` from `offset` of `block` on, by chunks that `read` is given; waits for all work before.
+    pub(crate) fn download(
+        &mut self,
+        block: &Block,
+        offset: usize,
+        bytes: usize,
+        mut read: impl FnMut(usize, &[u8]),
+    ) -> Result<(), DeviceError> {
+        assert!(offset + bytes <= block.bytes(), "a download past the end of its buffer");
+        self.gpu.bind()?;
+        let mut done = 0;
+        while done < bytes {
+            let chunk = (bytes - done).min(HALF / 2);
+            let place = self.reserve(chunk)?;
+            let pinned = &mut self.pinned.bytes()[place..place + chunk];
+            // SAFETY: as in `upload`; the stream is synchronised before the bytes are read.
+            unsafe { self.gpu.copy_out(block.address() + (offset + done) as u64, pinned) }?;
+            self.gpu.synchronize()?;
+            read(done, pinned);
+            done += chunk;
+        }
+        Ok(())
+    }
+}
