@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Context as _;
 use cap_std::fs::Dir;
-use nodus_kernels::cuda::{Card, CudaDevice, CudaOptions, Precision, ROW_ALIGN, free_bytes};
+use nodus_kernels::cuda::{Card, CudaDevice, CudaOptions, Precision, free_bytes};
 use nodus_kernels::{DType, DeviceError};
 
 use super::inputs::OpenModel;
@@ -107,7 +107,6 @@ impl Chosen {
             Self::Cpu => "cpu, f32".to_owned(),
             Self::Cuda(chosen) => format!("cuda:{} ({}), {}", chosen.card.ordinal, chosen.card.name, chosen.dtype),
         }
-    }
     }
 
     /// Bytes of a weight.
