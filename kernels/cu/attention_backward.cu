@@ -19,6 +19,164 @@ KERNEL attention_delta(PARAMS Attention p) {
     }
 }
 
+#if NODUS_BF16
+#include "attention_fast.cuh"
+
+// Tiles in flight: one is filled while the other is used, where shared memory has room.
+#define STAGES (WIDE <= 64 ? 2 : 1)
+
+KERNEL __launch_bounds__(THREADS) attention_dq(PARAMS Attention p) {
+    extern __shared__ __align__(16) char shared[];
+    act *q = (act*)shared, *dout = q + TILE * LD, *k = dout + TILE * LD, *v = k + STAGES * TILE * LD;
+    u32 row = (gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
+    u32 valid = valid_rows(p.q_tiles, row);
+    if (valid == 0) return;
+    Segment keys = p.kv_segments[p.q_tiles[row / TILE_ROWS].segment];
+    u32 begin, end;
+    key_range(p, row, valid, keys.rows, begin, end);
+
+    u32 base = threadIdx.x / 32 * 16, position[2], lowest = p.q_positions[row];
+    bool real[2];
+    float lse[2], delta[2], acc[WIDE / 8][4] = {}, scale = p.scale * LOG2E;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 r = base + acc_row(2 * i);
+        real[i] = r < valid;
+        position[i] = real[i] ? p.q_positions[row + r] : 0;
+        lse[i] = real[i] ? p.lse[(u64)(row + r) * p.heads + head] * LOG2E : 0;
+        delta[i] = real[i] ? p.delta[(u64)(row + r) * p.heads + head] : 0;
+    }
+    auto fetch = [&](u32 key, u32 stage) {
+        u32 rows = min((u32)TILE, keys.rows - key);
+        begin_head(k + stage * TILE * LD, p.k, keys.start + key, rows, p.kv_heads, kv_head);
+        begin_head(v + stage * TILE * LD, p.v, keys.start + key, rows, p.kv_heads, kv_head);
+    };
+    begin_head(q, p.q, row, valid, p.heads, head);
+    begin_head(dout, p.dout, row, valid, p.heads, head);
+    fetch(begin, 0);
+    u32 stage = 0;
+    for (u32 key = begin; key < end; key += TILE) {
+        if (STAGES == 2 && key + TILE < end) {
+            fetch(key + TILE, stage ^ 1);
+            arrived<2>();
+        } else {
+            arrived<0>();
+        }
+        __syncthreads();
+        const act *k_now = k + stage * TILE * LD, *v_now = v + stage * TILE * LD;
+        float s[TILE / 8][4] = {}, dp[TILE / 8][4] = {};
+        shared_mma<false, TILE / 8, WIDE>(s, q + base * LD, LD, k_now, LD);
+        shared_mma<false, TILE / 8, WIDE>(dp, dout + base * LD, LD, v_now, LD);
+        bool whole = key + TILE <= lowest + 1 && p.window == 0;
+#pragma unroll
+        for (int j = 0; j < TILE / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                bool seen = real[i / 2] && (whole || sees(p, position[i / 2], key + j * 8 + acc_col(i)));
+                float prob = exp2_fast(fmaf(s[j][i], scale, -lse[i / 2]));
+                s[j][i] = seen ? prob * (dp[j][i] - delta[i / 2]) * p.scale : 0.0f;
+            }
+        held_mma<WIDE / 8, TILE / 8>(acc, s, k_now, LD);
+        __syncthreads();
+        if (STAGES == 2) stage ^= 1;
+        else if (key + TILE < end) fetch(key + TILE, 0);
+    }
+#pragma unroll
+    for (int j = 0; j < WIDE / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 column = j * 8 + acc_col(i);
+            u64 at = (u64)(row + base + acc_row(i)) * p.heads + head;
+            if (real[i / 2] && column < HEAD_DIM) store(p.dq + at * HEAD_DIM + column, acc[j][i]);
+        }
+}
+
+KERNEL __launch_bounds__(THREADS) attention_dkv(PARAMS Attention p) {
+    extern __shared__ __align__(16) char shared[];
+    act *k = (act*)shared, *v = k + TILE * LD, *q = v + TILE * LD, *dout = q + STAGES * TILE * LD;
+    __shared__ float lse[2][TILE], delta[2][TILE];
+    __shared__ u32 position[2][TILE];
+    u32 row = blockIdx.x * TILE, head = blockIdx.y, group = p.heads / p.kv_heads, kv_head = head / group;
+    u32 valid = valid_rows(p.kv_tiles, row);
+    if (valid == 0) return;
+    u32 segment = p.kv_tiles[row / TILE_ROWS].segment;
+    Segment queries = p.q_segments[segment];
+    u32 key = row - p.kv_segments[segment].start; // position of the tile's first key
+    u32 base = threadIdx.x / 32 * 16;
+    float dk[WIDE / 8][4] = {}, dv[WIDE / 8][4] = {}, scale = p.scale * LOG2E;
+
+    // The tile of queries from `first` on that sees a key, or the end.
+    auto next = [&](u32 first) {
+        for (; first < queries.rows; first += TILE) {
+            u32 rows = min((u32)TILE, queries.rows - first), q_row = queries.start + first;
+            bool after = p.q_positions[q_row + rows - 1] >= key;
+            if (after && (p.window == 0 || p.q_positions[q_row] < key + TILE - 1 + p.window)) break;
+        }
+        return first;
+    };
+    auto fetch = [&](u32 first, u32 stage) {
+        u32 rows = min((u32)TILE, queries.rows - first), q_row = queries.start + first;
+        begin_head(q + stage * TILE * LD, p.q, q_row, rows, p.heads, head);
+        begin_head(dout + stage * TILE * LD, p.dout, q_row, rows, p.heads, head);
+        for (u32 r = threadIdx.x; r < TILE; r += THREADS) {
+            bool real = r < rows;
+            position[stage][r] = real ? p.q_positions[q_row + r] : PADDING;
+            lse[stage][r] = real ? p.lse[(u64)(q_row + r) * p.heads + head] * LOG2E : 0;
+            delta[stage][r] = real ? p.delta[(u64)(q_row + r) * p.heads + head] : 0;
+        }
+    };
+    begin_head(k, p.k, row, valid, p.kv_heads, kv_head);
+    begin_head(v, p.v, row, valid, p.kv_heads, kv_head);
+    u32 first = next(0), stage = 0;
+    if (first < queries.rows) fetch(first, 0);
+    while (first < queries.rows) {
+        u32 after = next(first + TILE);
+        if (STAGES == 2 && after < queries.rows) {
+            fetch(after, stage ^ 1);
+            arrived<2>();
+        } else {
+            arrived<0>();
+        }
+        __syncthreads();
+        const act *q_now = q + stage * TILE * LD, *dout_now = dout + stage * TILE * LD;
+        // Transposed: rows are keys, columns are queries.
+        float s[TILE / 8][4] = {}, dp[TILE / 8][4] = {};
+        shared_mma<false, TILE / 8, WIDE>(s, k + base * LD, LD, q_now, LD);
+        shared_mma<false, TILE / 8, WIDE>(dp, v + base * LD, LD, dout_now, LD);
+#pragma unroll
+        for (int j = 0; j < TILE / 8; j++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                u32 column = j * 8 + acc_col(i), at = base + acc_row(i), place = position[stage][column];
+                bool seen = at < valid && place != PADDING && sees(p, place, key + at);
+                float prob = exp2_fast(fmaf(s[j][i], scale, -lse[stage][column]));
+                s[j][i] = seen ? prob : 0.0f;
+                dp[j][i] = seen ? prob * (dp[j][i] - delta[stage][column]) * p.scale : 0.0f;
+            }
+        held_mma<WIDE / 8, TILE / 8>(dv, s, dout_now, LD);
+        held_mma<WIDE / 8, TILE / 8>(dk, dp, q_now, LD);
+        __syncthreads();
+        if (STAGES == 2) stage ^= 1;
+        else if (after < queries.rows) fetch(after, 0);
+        first = after;
+    }
+#pragma unroll
+    for (int j = 0; j < WIDE / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 column = j * 8 + acc_col(i), at = base + acc_row(i);
+            if (at >= valid || column >= HEAD_DIM) continue;
+            u64 to = ((u64)(row + at) * p.heads + head) * HEAD_DIM + column;
+            if (group == 1) {
+                store(p.dk + to, dk[j][i]);
+                store(p.dv + to, dv[j][i]);
+            } else {
+                p.dk_parts[to] = dk[j][i];
+                p.dv_parts[to] = dv[j][i];
+            }
+        }
+}
+#else
 KERNEL __launch_bounds__(THREADS) attention_dq(PARAMS Attention p) {
     extern __shared__ __align__(16) char shared[];
     act *q = (act*)shared, *dout = q + TILE * LD, *k = dout + TILE * LD, *v = k + TILE * LD, *ds = v + TILE * LD;
@@ -146,6 +304,7 @@ KERNEL __launch_bounds__(THREADS) attention_dkv(PARAMS Attention p) {
             }
         }
 }
+#endif
 
 KERNEL attention_dkv_sum(PARAMS Attention p) {
     u32 row = blockIdx.x, group = p.heads / p.kv_heads;

@@ -1,5 +1,5 @@
 // gemm: x (rows x inner), weight (columns x inner), or (inner x columns) where it is transposed (gemm_transposed)
-//       out (rows x columns) = or += (accumulate) x W + bias
+//       out (rows x columns) = or += (accumulate) x W + bias + added
 //
 // The fixed-tile product that stands in where cuBLASLt's pinned algorithm cannot be used: a result's order of additions depends on the
 // inner length alone. Rows are a multiple of 64; padding rows are computed like others and reach no other row.
@@ -9,6 +9,7 @@ struct Gemm {
     const act* x;
     const act* weight;
     const act* bias; // columns, or null
+    const act* added; // of out's shape, or null; not where wide_out
     void* out;       // activations, or float32 where wide_out
     u32 inner;
     u32 columns;
@@ -50,6 +51,7 @@ template <bool TRANSPOSED> __device__ __forceinline__ void product(const Gemm& p
                 *out = p.accumulate ? *out + value : value;
             } else {
                 act* out = (act*)p.out + at;
+                if (p.added) value += to_float(p.added[at]);
                 store(out, p.accumulate ? to_float(*out) + value : value);
             }
         }

@@ -4,6 +4,7 @@
 #include "philox.cuh"
 #include "tile.cuh"
 
+// An adapter's part of one module; rank 0: it has none there.
 struct Group {
     const float* a; // rank x inputs
     const float* b; // outputs x rank
@@ -14,7 +15,8 @@ struct Group {
     float probability; // 0: no dropout
     u32 rank;
     u32 first_tile, end_tile;
-    u32 zero;
+    u32 first_part, parts; // pieces of its rows whose gradients are added up by themselves
+    u32 wants_dx;
 };
 
 // Up to 128 rows of one segment.
@@ -22,16 +24,31 @@ struct Rows {
     u32 row, valid, group, sequence;
 };
 
+// A module of a call.
+struct Module {
+    act* y;       // rows x wide: what is added to, or dy
+    float* s;     // rows x s_width: s, written forward and read backward
+    float* ds;    // the same of ds
+    u32 wide;     // of y
+    u32 s_width;
+    u32 blocks;   // of 8 ranks, of the largest rank
+    u32 zero;
+};
+
+#define MODULES 3
+
 struct Lora {
-    const act* x;   // what is read: x (rows x wide), or dy
-    act* y;         // what is added to: y (rows x wide), or dx
-    const float* s_in;
-    float* s_out;   // rows x s_width
-    const Group* groups;
+    const act* x; // rows x wide
+    act* dx;
+    const Group* groups; // modules x count
     const Rows* tiles;
     const u32* positions;
-    u32 wide; // width of x or y
-    u32 s_width;
+    float* parts; // of gradients
+    Module modules[MODULES];
+    u32 wide; // of x
+    u32 count; // of groups
+    u32 used;  // modules
+    u32 ranks; // of a patch of gradients: the largest rank, rounded up to 8
 };
 
 // Both products below keep their operands in registers. A lane holds rows g = lane / 4 and g + 8 of 16; with t = lane % 4 it holds eight
@@ -51,61 +68,95 @@ template <bool BY_ROWS> __device__ __forceinline__ void load_narrow(float (&w)[8
 
 // Chunks whose loads are in flight together. float32 is for correctness: one, and short code.
 #if NODUS_BF16
-#define UNROLL 4
+#define UNROLL 2
 #else
 #define UNROLL 1
 #endif
 
 #define SHRINK_ROWS 16
-#define SHRINK_RANKS 32
+#define SHRINK_BLOCKS 4 // of 8 ranks, of any modules
 #define SHRINK_THREADS 512
 
-// s_out (16 rows x 32 ranks) = x W, W = A^T (forward, x dropped out), or scale * x W, W = B (backward).
+// Forward: s (16 rows x 8 ranks, for four blocks of ranks of any modules) = x A^T, x dropped out. Backward: ds = scale * dy B, of one module.
 // Sixteen warps take 32 inner elements each in turn; their sums are added in order.
 template <bool FORWARD> __device__ __forceinline__ void shrink(const Lora& p) {
-    constexpr int WARPS = SHRINK_THREADS / 32, BLOCKS = SHRINK_RANKS / 8;
-    __shared__ float sums[WARPS][SHRINK_ROWS][SHRINK_RANKS];
+    constexpr int WARPS = SHRINK_THREADS / 32, BLOCKS = SHRINK_BLOCKS;
+    __shared__ float sums[WARPS][SHRINK_ROWS][BLOCKS * 8];
     Rows tile = p.tiles[blockIdx.x / (TILE_ROWS / SHRINK_ROWS)];
     u32 before = blockIdx.x % (TILE_ROWS / SHRINK_ROWS) * SHRINK_ROWS;
-    const Group group = p.groups[tile.group];
-    u32 rank = blockIdx.y * SHRINK_RANKS;
-    if (before >= tile.valid || rank >= group.rank) return;
-    u32 rows = min(tile.valid - before, (u32)SHRINK_ROWS), ranks = min(group.rank - rank, (u32)SHRINK_RANKS);
+    if (before >= tile.valid) return;
+    u32 rows = min(tile.valid - before, (u32)SHRINK_ROWS);
     u64 row = tile.row + before;
     u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    bool drop = FORWARD && group.probability > 0;
-    const float* narrow = FORWARD ? group.a : group.b;
+
+    // Which module and which of its ranks each block is.
+    u32 module[BLOCKS], first[BLOCKS];
+    bool any = false, drop = false;
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++) {
+        u32 m = FORWARD ? 0 : blockIdx.z, block = blockIdx.y * BLOCKS + j;
+        if (FORWARD)
+            while (m < p.used && block >= p.modules[m].blocks) block -= p.modules[m].blocks, m++;
+        bool real = m < p.used && block < p.modules[m].blocks && block * 8 < p.groups[m * p.count + tile.group].rank;
+        module[j] = real ? m : MODULES;
+        first[j] = block * 8;
+        any |= real;
+        drop |= real && FORWARD && p.groups[m * p.count + tile.group].probability > 0;
+    }
+    if (!any) return;
+    const Group* groups = p.groups + tile.group;
+    const act* x_rows = FORWARD ? p.x : p.modules[blockIdx.z].y;
+    u32 wide = FORWARD ? p.wide : p.modules[blockIdx.z].wide;
 #if NODUS_BF16
     float acc[BLOCKS][4] = {};
 #else
     float acc[BLOCKS][2][8] = {};
 #endif
+    const float* narrow[BLOCKS];
+    u32 ranks[BLOCKS];
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++) {
+        const Group* group = groups + (module[j] < MODULES ? module[j] : 0) * p.count;
+        narrow[j] = FORWARD ? group->a : group->b;
+        ranks[j] = module[j] < MODULES ? group->rank : 0;
+    }
 #pragma unroll UNROLL
-    for (u32 k = warp * 32 + t * 8; k < (p.wide + 31) / 32 * 32; k += WARPS * 32) {
+    for (u32 k = warp * 32 + t * 8; k < (wide + 31) / 32 * 32; k += WARPS * 32) {
         float x[2][8];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             u32 r = g + half * 8;
             bool real = r < rows;
-            if (p.wide % 8 == 0) {
+            if (wide % 8 == 0) {
 #pragma unroll
                 for (int i = 0; i < 8; i++) x[half][i] = 0;
-                if (real && k < p.wide) load<8>(p.x + (row + r) * p.wide + k, x[half]);
+                if (real && k < wide) load<8>(x_rows + (row + r) * wide + k, x[half]);
             } else {
 #pragma unroll
-                for (int i = 0; i < 8; i++) x[half][i] = real && k + i < p.wide ? to_float(p.x[(row + r) * p.wide + k + i]) : 0.0f;
+                for (int i = 0; i < 8; i++) x[half][i] = real && k + i < wide ? to_float(x_rows[(row + r) * wide + k + i]) : 0.0f;
             }
-            if (drop && real) dropout<8>(x[half], group.key, tile.sequence, p.positions[row + r], k, group.probability);
         }
 #pragma unroll
         for (int j = 0; j < BLOCKS; j++) {
-            if (j * 8 >= ranks) continue;
+            if (ranks[j] == 0) continue;
             float w[8];
-            load_narrow<FORWARD>(w, narrow, rank + j * 8 + g, group.rank, k, p.wide);
+            load_narrow<FORWARD>(w, narrow[j], first[j] + g, ranks[j], k, wide);
+            float d[2][8];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) d[half][i] = x[half][i];
+                if (drop) {
+                    const Group* group = groups + module[j] * p.count;
+                    u32 r = g + half * 8;
+                    if (r < rows && group->probability > 0)
+                        dropout<8>(d[half], group->key, tile.sequence, p.positions[row + r], k, group->probability);
+                }
+            }
 #if NODUS_BF16
 #pragma unroll
             for (int i = 0; i < 8; i += 4) {
-                u32 a[4] = {pack(x[0][i], x[0][i + 1]), pack(x[1][i], x[1][i + 1]), pack(x[0][i + 2], x[0][i + 3]), pack(x[1][i + 2], x[1][i + 3])};
+                u32 a[4] = {pack(d[0][i], d[0][i + 1]), pack(d[1][i], d[1][i + 1]), pack(d[0][i + 2], d[0][i + 3]), pack(d[1][i + 2], d[1][i + 3])};
                 u32 b[2] = {pack(w[i], w[i + 1]), pack(w[i + 2], w[i + 3])};
                 mma(acc[j], a, b);
             }
@@ -116,8 +167,8 @@ template <bool FORWARD> __device__ __forceinline__ void shrink(const Lora& p) {
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
                     float value = __shfl_sync(0xffffffffu, w[i], n * 4 + t);
-                    acc[j][0][n] = fmaf(x[0][i], value, acc[j][0][n]);
-                    acc[j][1][n] = fmaf(x[1][i], value, acc[j][1][n]);
+                    acc[j][0][n] = fmaf(d[0][i], value, acc[j][0][n]);
+                    acc[j][1][n] = fmaf(d[1][i], value, acc[j][1][n]);
                 }
 #endif
         }
@@ -140,88 +191,85 @@ template <bool FORWARD> __device__ __forceinline__ void shrink(const Lora& p) {
 #endif
     }
     __syncthreads();
-    for (u32 i = threadIdx.x; i < rows * ranks; i += SHRINK_THREADS) {
-        u32 r = i / ranks, c = i % ranks;
+    // A thread a sum: 16 rows of 32.
+    u32 r = threadIdx.x / (BLOCKS * 8), c = threadIdx.x % (BLOCKS * 8), n = c % 8;
+    if (r >= rows) return;
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++) {
+        if (c / 8 != j || first[j] + n >= ranks[j]) continue;
         float sum = 0;
 #pragma unroll
         for (int part = 0; part < WARPS; part++) sum += sums[part][r][c];
-        p.s_out[(row + r) * p.s_width + rank + c] = FORWARD ? sum : group.scale * sum;
+        const Module& to = p.modules[module[j]];
+        float* s = FORWARD ? to.s : to.ds;
+        s[(row + r) * to.s_width + first[j] + n] = FORWARD ? sum : groups[module[j] * p.count].scale * sum;
     }
 }
 
-#define EXPAND_ROWS 64
 #define EXPAND_COLS 128
 #define EXPAND_THREADS 128
 
-// y (64 rows x 128 columns) += scale * s W, W = B^T (forward), or dropout'(s W), W = A (backward: s is ds, which has the scale).
-template <bool FORWARD> __device__ __forceinline__ void expand(const Lora& p) {
-    Rows tile = p.tiles[blockIdx.x / (TILE_ROWS / EXPAND_ROWS)];
-    u32 before = blockIdx.x % (TILE_ROWS / EXPAND_ROWS) * EXPAND_ROWS + threadIdx.x / 32 * 16;
-    if (before >= tile.valid) return;
-    const Group group = p.groups[tile.group];
-    u32 rows = min(tile.valid - before, 16u), g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    u64 row = tile.row + before;
-    u32 column = blockIdx.y * EXPAND_COLS;
-    float acc[EXPAND_COLS / 8][4] = {};
-    const float* narrow = FORWARD ? group.b : group.a;
-    // Element (k, column c) of W.
-    auto element = [&](u32 k, u32 c) { return k < group.rank && c < p.wide ? narrow[FORWARD ? (u64)c * group.rank + k : (u64)k * p.wide + c] : 0.0f; };
-    auto inner = [&](u32 r, u32 k) { return r < rows && k < group.rank ? p.s_in[(row + r) * p.s_width + k] : 0.0f; };
+// One warp's 16 SUBS rows x 32 columns of s W; W (rank x wide) is B^T, or A where TRANSPOSED is not set: element (k, c) at a[k wide + c].
+// Lane t of a row holds columns 8 t .. 8 t + 8: acc[sub][i / 2][half * 2 + i % 2] is column i of them.
+template <bool TRANSPOSED, int SUBS>
+__device__ __forceinline__ void narrow_product(
+    float (&acc)[SUBS][4][4], const float* narrow, u32 rank, u32 wide, u32 column, const float* s, u32 s_width, u64 row, u32 rows) {
+    u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    auto element = [&](u32 k, u32 c) { return k < rank && c < wide ? narrow[TRANSPOSED ? (u64)c * rank + k : (u64)k * wide + c] : 0.0f; };
+    auto inner = [&](u32 r, u32 k) { return r < rows && k < rank ? s[(row + r) * s_width + k] : 0.0f; };
 #if NODUS_BF16
-    for (u32 k = 0; k < group.rank; k += 16) {
-        u32 at = k + t * 2;
-        u32 a[4] = {pack(inner(g, at), inner(g, at + 1)), pack(inner(g + 8, at), inner(g + 8, at + 1)), 0, 0};
-        if (k + 8 < group.rank) {
-            a[2] = pack(inner(g, at + 8), inner(g, at + 9));
-            a[3] = pack(inner(g + 8, at + 8), inner(g + 8, at + 9));
+    for (u32 k = 0; k < rank; k += 16) {
+        u32 at = k + t * 2, b[4][2];
+        bool high = k + 8 < rank;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            // Block j's column n stands for column 8 (n / 2) + 2 j + n % 2.
+            u32 c = column + g / 2 * 8 + j * 2 + g % 2;
+            b[j][0] = pack(element(at, c), element(at + 1, c));
+            b[j][1] = high ? pack(element(at + 8, c), element(at + 9, c)) : 0;
         }
 #pragma unroll
-        for (int j = 0; j < EXPAND_COLS / 8; j++) {
-            // Block j's column n stands for column 8 (n / 2) + 2 (j % 4) + n % 2 of its 32.
-            u32 c = column + j / 4 * 32 + g / 2 * 8 + j % 4 * 2 + g % 2;
-            u32 b[2] = {pack(element(at, c), element(at + 1, c)), 0};
-            if (k + 8 < group.rank) b[1] = pack(element(at + 8, c), element(at + 9, c));
-            mma(acc[j], a, b);
+        for (int sub = 0; sub < SUBS; sub++) {
+            u32 r = sub * 16 + g;
+            u32 a[4] = {pack(inner(r, at), inner(r, at + 1)), pack(inner(r + 8, at), inner(r + 8, at + 1)), 0, 0};
+            if (high) {
+                a[2] = pack(inner(r, at + 8), inner(r, at + 9));
+                a[3] = pack(inner(r + 8, at + 8), inner(r + 8, at + 9));
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) mma(acc[sub][j], a, b[j]);
         }
     }
 #else
 #pragma unroll 1
-    for (u32 k = 0; k < group.rank; k++) {
-        float low = inner(g, k), high = inner(g + 8, k);
+    for (u32 k = 0; k < rank; k++) {
+        float w[8];
 #pragma unroll
-        for (int j = 0; j < EXPAND_COLS / 8; j++)
+        for (int i = 0; i < 8; i++) w[i] = element(k, column + t * 8 + i);
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float value = element(k, column + j / 4 * 32 + t * 8 + j % 4 * 2 + i);
-                acc[j][i] = fmaf(low, value, acc[j][i]);
-                acc[j][2 + i] = fmaf(high, value, acc[j][2 + i]);
-            }
-    }
-#endif
+        for (int sub = 0; sub < SUBS; sub++) {
+            float low = inner(sub * 16 + g, k), high = inner(sub * 16 + g + 8, k);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        u32 r = g + half * 8;
-        if (r >= rows) continue;
-#pragma unroll
-        for (int quad = 0; quad < EXPAND_COLS / 32; quad++) {
-            u32 c = column + quad * 32 + t * 8;
-            if (c >= p.wide) continue;
-            float v[8];
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = acc[quad * 4 + i / 2][half * 2 + i % 2] * (FORWARD ? group.scale : 1.0f);
-            if (!FORWARD && group.probability > 0) dropout<8>(v, group.key, tile.sequence, p.positions[row + r], c, group.probability);
-            act* y = p.y + (row + r) * p.wide + c;
-            if (p.wide % 8 == 0) {
-                float old[8];
-                load<8>(y, old);
-#pragma unroll
-                for (int i = 0; i < 8; i++) v[i] += old[i];
-                save<8>(y, v);
-            } else {
-#pragma unroll
-                for (int i = 0; i < 8; i++)
-                    if (c + i < p.wide) store(y + i, to_float(y[i]) + v[i]);
+            for (int i = 0; i < 8; i++) {
+                acc[sub][i / 2][i % 2] = fmaf(low, w[i], acc[sub][i / 2][i % 2]);
+                acc[sub][i / 2][2 + i % 2] = fmaf(high, w[i], acc[sub][i / 2][2 + i % 2]);
             }
         }
+    }
+#endif
+}
+
+// y (eight columns from `column` on) += v
+__device__ __forceinline__ void add_eight(act* y, u32 column, u32 wide, float (&v)[8]) {
+    if (wide % 8 == 0) {
+        float old[8];
+        load<8>(y, old);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] += old[i];
+        save<8>(y, v);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (column + i < wide) store(y + i, to_float(y[i]) + v[i]);
     }
 }

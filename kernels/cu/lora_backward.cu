@@ -1,29 +1,74 @@
-// lora_backward: dy (rows x outputs), x (rows x inputs), s (rows x s_width) of lora
-//                ds = scale dy B (scratch, rows x s_width, float32), dx += dropout'(ds A), dB += scale dy^T s, dA += ds^T dropout(x)
+// lora_backward: for up to three modules dy (rows x outputs), s (rows x s_width) of lora, and their x (rows x inputs)
+//                ds = scale dy B (scratch, rows x s_width, float32), dx += the sum over modules of dropout'(ds A) for groups that want it,
+//                dB += scale dy^T s, dA += ds^T dropout(x)
 //
-// Gradients of one group have one owner a patch (64 of the wide side x up to 64 ranks), which walks over the group's tiles of rows in
-// order. Rows in no group and padding rows are untouched, and read as zero.
+// Gradients of one group have one owner a patch (64 of the wide side x up to 64 ranks) and piece of the group's rows (256 of them, counted
+// within the group), which walks over its rows in order; the pieces' sums are then added in order. Rows in no group and padding rows are
+// untouched, and read as zero.
 #include "lora.cuh"
 
 KERNEL __launch_bounds__(SHRINK_THREADS) lora_backward_shrink(PARAMS Lora p) { shrink<false>(p); }
-KERNEL __launch_bounds__(EXPAND_THREADS) lora_backward_expand(PARAMS Lora p) { expand<false>(p); }
+
+#define SUBS 2 // of 16 rows, of a block
+
+// 32 rows x 128 columns of dx.
+KERNEL __launch_bounds__(EXPAND_THREADS) lora_backward_expand(PARAMS Lora p) {
+    constexpr u32 ROWS = SUBS * 16;
+    Rows tile = p.tiles[blockIdx.x / (TILE_ROWS / ROWS)];
+    u32 before = blockIdx.x % (TILE_ROWS / ROWS) * ROWS;
+    const Group* groups = p.groups + tile.group;
+    u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, column = blockIdx.y * EXPAND_COLS + threadIdx.x / 32 * 32;
+    if (before >= tile.valid || !groups->wants_dx || column >= p.wide) return;
+    u32 rows = min(tile.valid - before, ROWS), c = column + t * 8;
+    u64 row = tile.row + before;
+    float sum[SUBS][2][8] = {};
+    for (u32 m = 0; m < p.used; m++) {
+        const Group& group = groups[m * p.count];
+        if (group.rank == 0) continue;
+        float acc[SUBS][4][4] = {};
+        narrow_product<false, SUBS>(acc, group.a, group.rank, p.wide, column, p.modules[m].ds, p.modules[m].s_width, row, rows);
+#pragma unroll
+        for (int sub = 0; sub < SUBS; sub++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                u32 r = sub * 16 + g + half * 8;
+                float v[8];
+#pragma unroll
+                for (int i = 0; i < 8; i++) v[i] = acc[sub][i / 2][half * 2 + i % 2];
+                if (group.probability > 0 && r < rows)
+                    dropout<8>(v, group.key, tile.sequence, p.positions[row + r], c, group.probability);
+#pragma unroll
+                for (int i = 0; i < 8; i++) sum[sub][half][i] += v[i];
+            }
+    }
+    if (c >= p.wide) return;
+#pragma unroll
+    for (int sub = 0; sub < SUBS; sub++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            u32 r = sub * 16 + g + half * 8;
+            if (r < rows) add_eight(p.dx + (row + r) * p.wide + c, c, p.wide, sum[sub][half]);
+        }
+}
 
 #define DEPTH 64 // rows at a time
 #define CHUNK 64 // ranks at a time
+#define PART_TILES 2 // tiles of rows of a piece
 #define THREADS 128
 
 // ROWS x COLS of x from (row, column) on, dropped out where the group says so; past `rows` or the width: zero.
 template <int ROWS, int COLS>
-__device__ __forceinline__ void load_dropped(act* tile, u32 ld, const Lora& p, const Group& group, u64 row, u32 sequence, u32 rows, u32 column, bool drop) {
+__device__ __forceinline__ void load_dropped(
+    act* tile, u32 ld, const act* x, u32 wide, const u32* positions, const Group& group, u64 row, u32 sequence, u32 rows, u32 column, bool drop) {
     if (!drop) {
-        load_tile<ROWS, COLS>(tile, ld, p.x + row * p.wide + column, p.wide, rows, min((u32)COLS, p.wide - column));
-    } else if (p.wide % 8 == 0) {
+        load_tile<ROWS, COLS>(tile, ld, x + row * wide + column, wide, rows, min((u32)COLS, wide - column));
+    } else if (wide % 8 == 0) {
         for (u32 i = threadIdx.x; i < ROWS * COLS / 8; i += THREADS) {
             u32 r = i / (COLS / 8), c = i % (COLS / 8) * 8;
             float v[8] = {};
-            if (r < rows && column + c < p.wide) {
-                load<8>(p.x + (row + r) * p.wide + column + c, v);
-                dropout<8>(v, group.key, sequence, p.positions[row + r], column + c, group.probability);
+            if (r < rows && column + c < wide) {
+                load<8>(x + (row + r) * wide + column + c, v);
+                dropout<8>(v, group.key, sequence, positions[row + r], column + c, group.probability);
             }
             save<8>(tile + r * ld + c, v);
         }
@@ -31,51 +76,104 @@ __device__ __forceinline__ void load_dropped(act* tile, u32 ld, const Lora& p, c
         for (u32 i = threadIdx.x; i < ROWS * COLS; i += THREADS) {
             u32 r = i / COLS, c = i % COLS;
             float v[1] = {};
-            if (r < rows && column + c < p.wide) {
-                load<1>(p.x + (row + r) * p.wide + column + c, v);
-                dropout<1>(v, group.key, sequence, p.positions[row + r], column + c, group.probability);
+            if (r < rows && column + c < wide) {
+                load<1>(x + (row + r) * wide + column + c, v);
+                dropout<1>(v, group.key, sequence, positions[row + r], column + c, group.probability);
             }
             store(tile + r * ld + c, v[0]);
         }
     }
 }
 
-// Patch (64 wide columns x CHUNK ranks) of x^T s over the rows of a group: dA where A, else dB.
-template <bool A> __device__ __forceinline__ void gradient(const Lora& p) {
+// A patch of the gradients of a call: of dA or dB of one module, 64 of its wide side. Those of a module follow one another, dA before dB.
+struct Patch {
+    u32 module, column, wide;
+    bool a;
+};
+
+__device__ __forceinline__ Patch patch_of(const Lora& p, u32 slot) {
+    u32 m = 0, a = (p.wide + 63) / 64;
+    for (;; m++) {
+        u32 b = (p.modules[m].wide + 63) / 64;
+        if (slot < a + b) break;
+        slot -= a + b;
+    }
+    bool is_a = slot < a;
+    return {m, (is_a ? slot : slot - a) * 64, is_a ? p.wide : p.modules[m].wide, is_a};
+}
+
+__device__ __forceinline__ float* part_at(const Lora& p, u32 part, u32 slot, u32 slots) { return p.parts + ((u64)part * slots + slot) * p.ranks * 64; }
+
+// Where element (rank c, wide w) of a gradient stands.
+__device__ __forceinline__ float* gradient_at(const Group& group, const Patch& patch, u32 c, u32 w) {
+    return patch.a ? group.da + (u64)c * patch.wide + w : group.db + (u64)w * group.rank + c;
+}
+
+// Grid: patches, pieces of rows (of any groups; a piece's group is that of its tile), chunks of ranks.
+KERNEL __launch_bounds__(THREADS) lora_gradient(PARAMS Lora p) {
     constexpr int LDX = 64 + PAD, LDS = CHUNK + PAD;
     __shared__ __align__(16) act x[DEPTH * LDX];
     __shared__ __align__(16) act s[DEPTH * LDS];
-    u32 column = blockIdx.x * 64, rank = blockIdx.z * CHUNK;
-    const Group group = p.groups[blockIdx.y];
+    // The group of this piece: groups have their pieces in order.
+    u32 low = 0, high = p.count;
+    while (high - low > 1) {
+        u32 middle = (low + high) / 2;
+        if (p.groups[middle].first_part <= blockIdx.y) low = middle;
+        else high = middle;
+    }
+    Patch patch = patch_of(p, blockIdx.x);
+    const Module& module = p.modules[patch.module];
+    const Group group = p.groups[patch.module * p.count + low];
+    u32 rank = blockIdx.z * CHUNK;
     if (rank >= group.rank) return;
+    u32 first = group.first_tile + (blockIdx.y - group.first_part) * PART_TILES, end = min(first + PART_TILES, group.end_tile);
     u32 ranks = min(group.rank - rank, (u32)CHUNK), blocks = (ranks + 7) / 8, padded = blocks * 8;
     u32 base = threadIdx.x / 32 * 16;
+    const act* wide_side = patch.a ? p.x : module.y;
+    const float* narrow_side = patch.a ? module.ds : module.s;
     float acc[CHUNK / 8][4] = {};
-    for (u32 t = group.first_tile; t < group.end_tile; t++) {
+    for (u32 t = first; t < end; t++) {
         Rows tile = p.tiles[t];
         for (u32 before = 0; before < tile.valid; before += DEPTH) {
             u32 rows = min(tile.valid - before, (u32)DEPTH);
             u64 row = tile.row + before;
             __syncthreads();
-            load_dropped<DEPTH, 64>(x, LDX, p, group, row, tile.sequence, rows, column, A && group.probability > 0);
+            load_dropped<DEPTH, 64>(
+                x, LDX, wide_side, patch.wide, p.positions, group, row, tile.sequence, rows, patch.column, patch.a && group.probability > 0);
             for (u32 i = threadIdx.x; i < DEPTH * padded; i += THREADS) {
                 u32 r = i / padded, c = i % padded;
-                store(s + r * LDS + c, r < rows && c < ranks ? p.s_in[(row + r) * p.s_width + rank + c] : 0.0f);
+                store(s + r * LDS + c, r < rows && c < ranks ? narrow_side[(row + r) * module.s_width + rank + c] : 0.0f);
             }
             __syncthreads();
             warp_mma<true, true>(acc, x + base, LDX, s, LDS, DEPTH, blocks);
         }
     }
+    float scale = patch.a ? 1.0f : group.scale;
+    float* part = part_at(p, blockIdx.y, blockIdx.x, gridDim.x);
 #pragma unroll
     for (int j = 0; j < CHUNK / 8; j++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            u32 wide = column + base + acc_row(i), c = j * 8 + acc_col(i);
-            if (wide >= p.wide || c >= ranks) continue;
-            if (A) group.da[(u64)(rank + c) * p.wide + wide] += acc[j][i];
-            else group.db[(u64)wide * group.rank + rank + c] += group.scale * acc[j][i];
+            u32 w = base + acc_row(i), c = j * 8 + acc_col(i);
+            if (patch.column + w >= patch.wide || c >= ranks) continue;
+            if (group.parts == 1) *gradient_at(group, patch, rank + c, patch.column + w) += scale * acc[j][i];
+            else part[(rank + c) * 64 + w] = acc[j][i];
         }
 }
 
-KERNEL __launch_bounds__(THREADS) lora_gradient_a(PARAMS Lora p) { gradient<true>(p); }
-KERNEL __launch_bounds__(THREADS) lora_gradient_b(PARAMS Lora p) { gradient<false>(p); }
+// Grid: patches, groups.
+KERNEL lora_gradient_sum(PARAMS Lora p) {
+    Patch patch = patch_of(p, blockIdx.x);
+    const Group group = p.groups[patch.module * p.count + blockIdx.y];
+    if (group.parts <= 1) return;
+    u32 wide = min(patch.wide - patch.column, 64u);
+    float scale = patch.a ? 1.0f : group.scale;
+    for (u32 i = threadIdx.x; i < group.rank * 64; i += blockDim.x) {
+        // Neighbours in the gradient are neighbours among the threads.
+        u32 c = patch.a ? i / 64 : i % group.rank, w = patch.a ? i % 64 : i / group.rank;
+        if (w >= wide) continue;
+        float sum = 0;
+        for (u32 part = 0; part < group.parts; part++) sum += part_at(p, group.first_part + part, blockIdx.x, gridDim.x)[c * 64 + w];
+        *gradient_at(group, patch, c, patch.column + w) += scale * sum;
+    }
+}

@@ -5,7 +5,7 @@
 //! rows only, in a fixed order; several sequences are added in segment order. Padding rows are neither read nor written. An operation says
 //! whether it assigns (=) or accumulates (+=).
 
-use crate::{DType, HostTensor, Layout, Numbers};
+use crate::{AdamWItem, AttentionShape, DType, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers};
 
 /// A device failed or refused.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -33,104 +33,6 @@ pub enum Use {
     Activation,
     /// Adapter weights, gradients, moments, losses, norms, tables: float32.
     State,
-}
-
-/// Sizes of an attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AttentionShape {
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads; divides `heads`. Query head h reads key head h / (heads / kv_heads).
-    pub kv_heads: usize,
-    /// Width of a head. Scores are scaled by 1 / sqrt(head_dim).
-    pub head_dim: usize,
-    /// A row sees itself and this many keys less one before it; none: every key before it.
-    pub window: Option<usize>,
-}
-
-/// Dropout on the input of one adapted module. Element (sequence, position, feature) is kept when
-/// `uniform(philox(key, [feature / 4, position, sequence, 0])[feature % 4]) >= probability`, and is then divided by 1 - probability.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Dropout {
-    /// Key of the stream: a function of job seed, adapter, module and forward-backward count.
-    pub key: u64,
-    /// Probability of dropping, above 0 and below 1.
-    pub probability: f32,
-}
-
-/// One adapted module inside an adapter's flat parameter buffer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LoraModule {
-    /// Where A (rank x inputs, row-major) begins.
-    pub a: usize,
-    /// Where B (outputs x rank, row-major) begins.
-    pub b: usize,
-    /// Rank.
-    pub rank: usize,
-    /// Width read.
-    pub inputs: usize,
-    /// Width written.
-    pub outputs: usize,
-    /// s in y = W x + s B A x.
-    pub scale: f32,
-}
-
-/// Some segments of a layout that belong to one adapter.
-#[derive(Debug)]
-pub struct LoraRows<'a, B> {
-    /// First segment and one past the last.
-    pub segments: std::ops::Range<usize>,
-    /// The module.
-    pub module: LoraModule,
-    /// Dropout, while training with it.
-    pub dropout: Option<Dropout>,
-    /// The adapter's flat parameters (`State`).
-    pub params: &'a B,
-}
-
-/// The same, with where the gradient goes.
-#[derive(Debug)]
-pub struct LoraGrads<'a, B> {
-    /// Rows, module, dropout, parameters.
-    pub rows: LoraRows<'a, B>,
-    /// The adapter's flat gradient (`State`), laid out as its parameters. +=
-    pub grads: &'a mut B,
-}
-
-/// One adapter's AdamW step (Loshchilov and Hutter, 2019; torch.optim.AdamW's order of operations).
-///
-/// With g = grads / divisor and n = |g|: norms\[`norm_index`\] = n. Where n is not finite, nothing else happens. Otherwise g is scaled by
-/// min(1, max_grad_norm / (n + 1e-6)) where a maximum is given (torch.nn.utils.clip_grad_norm_), then
-/// p -= lr wd p; m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; p -= (lr / (1 - b1^t)) m / (sqrt(v) / sqrt(1 - b2^t) + eps);
-/// and grads = 0.
-#[derive(Debug)]
-pub struct AdamWItem<'a, B> {
-    /// p
-    pub params: &'a mut B,
-    /// The accumulated gradient.
-    pub grads: &'a mut B,
-    /// m
-    pub moment1: &'a mut B,
-    /// v
-    pub moment2: &'a mut B,
-    /// What the gradient is divided by.
-    pub divisor: f32,
-    /// Clipping.
-    pub max_grad_norm: Option<f32>,
-    /// lr
-    pub learning_rate: f32,
-    /// b1
-    pub beta1: f32,
-    /// b2
-    pub beta2: f32,
-    /// eps
-    pub eps: f32,
-    /// wd
-    pub weight_decay: f32,
-    /// t, 1 at the first step.
-    pub step: u64,
-    /// Where the norm goes.
-    pub norm_index: usize,
 }
 
 /// A device: memory and the operations of a decoder with LoRA. Buffers are row-major; a buffer "of width w" over a layout holds
@@ -251,6 +153,19 @@ pub trait Device: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<(), DeviceError>;
 
+    /// out = x W^T + added, row by row. =
+    fn linear_add(
+        &mut self,
+        rows: &Layout,
+        x: &Self::Buffer,
+        weight: &Self::Weight,
+        added: &Self::Buffer,
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError> {
+        self.linear(rows, x, weight, None, out)?;
+        self.add(rows, added, out)
+    }
+
     /// dx of `linear`: dy W. `accumulate` chooses += over =.
     fn linear_backward(
         &mut self,
@@ -261,29 +176,24 @@ pub trait Device: Send + 'static {
         accumulate: bool,
     ) -> Result<(), DeviceError>;
 
-    /// LoRA: for the rows of each group s = dropout(x) A^T (=, the first `rank` of `s_width` columns of `s`, `State`), y += scale s B^T.
-    /// Groups do not overlap; rows in no group are untouched. y has the width of the module's outputs.
+    /// LoRA on up to three modules that read the same x: for the rows of each group, and each module on which it has a site,
+    /// s = dropout(x) A^T (=), y += scale s B^T. Groups do not overlap; rows in no group, and modules without a site, are untouched.
     fn lora(
         &mut self,
         rows: &Layout,
         groups: &[LoraRows<'_, Self::Buffer>],
         x: &Self::Buffer,
-        s: &mut Self::Buffer,
-        s_width: usize,
-        y: &mut Self::Buffer,
+        modules: &mut [LoraOut<'_, Self::Buffer>],
     ) -> Result<(), DeviceError>;
 
-    /// Backward of `lora` with its saved x and s: per group ds = scale dy B; dB += scale dy^T s; dA += ds^T dropout(x); and, where dx is
-    /// wanted, dx += dropout'(ds A). Several sequences of one adapter are added in segment order.
-    #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
+    /// Backward of `lora` with its saved x and s: per group and module ds = scale dy B; dB += scale dy^T s; dA += ds^T dropout(x); and, where dx
+    /// is given and the group wants it, dx += dropout'(ds A). Several sequences of one adapter are added in segment order.
     fn lora_backward(
         &mut self,
         rows: &Layout,
         groups: &mut [LoraGrads<'_, Self::Buffer>],
-        dy: &Self::Buffer,
         x: &Self::Buffer,
-        s: &Self::Buffer,
-        s_width: usize,
+        modules: &[LoraIn<'_, Self::Buffer>],
         dx: Option<&mut Self::Buffer>,
     ) -> Result<(), DeviceError>;
 

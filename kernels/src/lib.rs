@@ -4,6 +4,7 @@
 
 mod device;
 mod layout;
+mod operands;
 mod random;
 mod weights;
 
@@ -11,7 +12,8 @@ pub mod cpu;
 pub mod cuda;
 pub mod exercise;
 
-pub use device::{AdamWItem, AttentionShape, Device, DeviceError, Dropout, LoraGrads, LoraModule, LoraRows, Use};
+pub use device::{Device, DeviceError, Use};
 pub use layout::{Layout, Segment};
+pub use operands::{AdamWItem, AttentionShape, Dropout, LoraGrads, LoraIn, LoraModule, LoraOut, LoraRows, LoraSite};
 pub use random::{philox, stream_key, uniform};
 pub use weights::{DType, HostTensor, MapError, Mapped, Numbers};

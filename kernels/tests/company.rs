@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use common::{Sequence, World, blank, buffer, noise, read, weight};
 use nodus_kernels::cpu::{CpuBuffer, CpuDevice};
-use nodus_kernels::{AdamWItem, AttentionShape, Device, Dropout, Layout, LoraGrads, LoraModule, LoraRows, Use};
+use nodus_kernels::{AdamWItem, AttentionShape, Device, Dropout, Layout, LoraGrads, LoraIn, LoraModule, LoraOut, LoraRows, LoraSite, Use};
 
 /// Results of one operation: for each sequence the bits of its rows, then those of its adapter.
 type Bits = BTreeMap<u32, Vec<u32>>;
@@ -114,11 +114,12 @@ fn lora(device: &mut CpuDevice, world: &World) -> Bits {
     let modules: Vec<_> = world.sequences.iter().map(|s| module(s, inputs, outputs)).collect();
     let params: Vec<_> = world.sequences.iter().map(|s| adapter(device, "params", s, inputs, outputs)).collect();
     let mut grads: Vec<_> = world.sequences.iter().map(|s| adapter(device, "grads", s, inputs, outputs)).collect();
-    let group = |i: usize| LoraRows { segments: i..i + 1, module: modules[i].0, dropout: modules[i].1, params: &params[i] };
+    let site = |i: usize| Some(LoraSite { module: modules[i].0, dropout: modules[i].1 });
+    let group = |i: usize| LoraRows { segments: i..i + 1, sites: vec![site(i)], params: &params[i] };
     let groups: Vec<_> = (0..params.len()).rev().map(group).collect();
-    device.lora(layout, &groups, &x, &mut s, s_width, &mut y).unwrap();
-    let mut groups: Vec<_> = grads.iter_mut().enumerate().map(|(i, grads)| LoraGrads { rows: group(i), grads }).collect();
-    device.lora_backward(layout, &mut groups, &dy, &x, &s, s_width, Some(&mut dx)).unwrap();
+    device.lora(layout, &groups, &x, &mut [LoraOut { s: &mut s, s_width, y: &mut y }]).unwrap();
+    let mut groups: Vec<_> = grads.iter_mut().enumerate().map(|(i, grads)| LoraGrads { rows: group(i), grads, wants_dx: true }).collect();
+    device.lora_backward(layout, &mut groups, &x, &[LoraIn { dy: &dy, s: &s, s_width }], Some(&mut dx)).unwrap();
     results.rows(device, layout, &y);
     results.rows(device, layout, &dx);
     for (sequence, grads) in world.sequences.iter().zip(&grads) {
@@ -251,8 +252,9 @@ fn sequences_of_one_adapter_add_in_order() {
         let world = World::new(sequences, 1);
         let [x, s, dy] = [("x", inputs), ("s", module.rank), ("dy", outputs)].map(|(name, width)| world.field(&world.all, name, width));
         let [x, s, dy] = [x, s, dy].map(|x| buffer(device, &x));
-        let rows = LoraRows { segments: 0..sequences.len(), module, dropout, params: &params };
-        device.lora_backward(&world.all, &mut [LoraGrads { rows, grads }], &dy, &x, &s, module.rank, None).unwrap();
+        let rows = LoraRows { segments: 0..sequences.len(), sites: vec![Some(LoraSite { module, dropout })], params: &params };
+        let modules = [LoraIn { dy: &dy, s: &s, s_width: module.rank }];
+        device.lora_backward(&world.all, &mut [LoraGrads { rows, grads, wants_dx: false }], &x, &modules, None).unwrap();
     };
     let len = module.rank * (inputs + outputs);
     let mut fresh = CpuDevice::new(1).unwrap();

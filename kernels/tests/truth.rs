@@ -9,7 +9,9 @@ use common::{
     POISON, Sequence, World, assert_close, assert_gradient, assert_padding_untouched, blank, buffer, noise, read, segment, weight, wide,
 };
 use nodus_kernels::cpu::CpuDevice;
-use nodus_kernels::{AdamWItem, AttentionShape, Device, Dropout, Layout, LoraGrads, LoraModule, LoraRows, Use, philox, uniform};
+use nodus_kernels::{
+    AdamWItem, AttentionShape, Device, Dropout, Layout, LoraGrads, LoraIn, LoraModule, LoraOut, LoraRows, LoraSite, Use, philox, uniform,
+};
 use proptest::prelude::*;
 
 const FORWARD: f64 = 2e-6;
@@ -247,9 +249,10 @@ proptest! {
         let [xb, pb, dyb] = [&x, &params, &dy].map(|x| buffer(device, x));
         let [mut y, mut dx, mut grads] = [&y_before, &dx_before, &grads_before].map(|x| buffer(device, x));
         let mut s = blank(device, layout, s_width);
-        let rows = || LoraRows { segments: 0..layout.segments().len(), module, dropout, params: &pb };
-        device.lora(layout, &[rows()], &xb, &mut s, s_width, &mut y).unwrap();
-        device.lora_backward(layout, &mut [LoraGrads { rows: rows(), grads: &mut grads }], &dyb, &xb, &s, s_width, Some(&mut dx)).unwrap();
+        let rows = || LoraRows { segments: 0..layout.segments().len(), sites: vec![Some(LoraSite { module, dropout })], params: &pb };
+        device.lora(layout, &[rows()], &xb, &mut [LoraOut { s: &mut s, s_width, y: &mut y }]).unwrap();
+        let mut groups = [LoraGrads { rows: rows(), grads: &mut grads, wants_dx: true }];
+        device.lora_backward(layout, &mut groups, &xb, &[LoraIn { dy: &dyb, s: &s, s_width }], Some(&mut dx)).unwrap();
         let [y, dx, grads, s] = [&y, &dx, &grads, &s].map(|x| read(device, x));
         for written in [&y, &dx, &s] {
             assert_padding_untouched(layout, written);
@@ -335,7 +338,8 @@ fn dropout_drops_at_its_rate_and_keeps_the_mean() {
     for probability in [0.05, 0.3, 0.9] {
         let [mut s, mut y] = [(); 2].map(|()| device.alloc(Use::Activation, rows * width).unwrap());
         let dropout = Some(Dropout { key: 5, probability });
-        device.lora(&layout, &[LoraRows { segments: 0..1, module, dropout, params: &params }], &x, &mut s, width, &mut y).unwrap();
+        let rows = LoraRows { segments: 0..1, sites: vec![Some(LoraSite { module, dropout })], params: &params };
+        device.lora(&layout, &[rows], &x, &mut [LoraOut { s: &mut s, s_width: width, y: &mut y }]).unwrap();
         let y = read(device, &y);
         let n = y.len() as f64;
         let rate = y.iter().filter(|y| **y == 0.0).count() as f64 / n;

@@ -215,8 +215,9 @@ impl Bench {
         let end = self.engine.device().launches();
         let launches = (end.all - start.all) / u64::from(steps + 4);
         let floor = row.floor_ms.map_or("-".to_owned(), |floor| floor.to_string());
+        let launch_ms = (end.launch_ns - start.launch_ns) as f64 / 1e6 / f64::from(steps + 4);
         format!(
-            "| {} | {:.2} | {} | {floor} | {:.2} | {launches} | {} |",
+            "| {} | {:.2} | {} | {floor} | {:.2} | {launch_ms:.2} | {launches} | {} |",
             row.name(),
             middle(&mut wall),
             row.reach_ms,
@@ -261,7 +262,9 @@ fn main() {
     let only = value("--only").map_or("", String::as_str);
     let steps = value("--steps").map_or(20, |text| text.parse().unwrap());
     let mut rows: Vec<Row> = rows().into_iter().filter(|row| row.name().contains(only)).collect();
-    println!("| work | ms a step | reach | floor | host ms | launches | graphs made |\n|---|---|---|---|---|---|---|");
+    println!(
+        "| work | ms a step | reach | floor | host ms | of it launching | launches | graphs made |\n|---|---|---|---|---|---|---|---|"
+    );
     while let Some(name) = rows.first().map(|row| row.trunk) {
         let (these, others) = rows.into_iter().partition(|row| row.trunk == name);
         rows = others;
@@ -278,9 +281,9 @@ fn main() {
             }
             println!("{}", bench.time(row, steps));
             if has("--profile") {
-                bench.engine.device_mut().profile();
+                bench.engine.device_mut().begin_profile();
                 bench.time(row, 2);
-                let mut profile: Vec<_> = bench.engine.device_mut().profile().into_iter().collect();
+                let mut profile: Vec<_> = bench.engine.device_mut().end_profile().into_iter().collect();
                 profile.sort_by(|(_, (_, a)), (_, (_, b))| b.total_cmp(a));
                 for (name, (count, ms)) in profile.iter().take(40) {
                     println!("{:>8.3} ms {:>6.1} us x {:<4} {name}", ms / 6.0, ms / *count as f64 * 1e3, count / 6);

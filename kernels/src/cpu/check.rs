@@ -6,7 +6,7 @@ use super::buffer::CpuBuffer;
 use super::matrix::{Mat, MatMut};
 use super::rows;
 use super::weight::CpuWeight;
-use crate::{AttentionShape, Layout, LoraRows};
+use crate::{AttentionShape, Layout, LoraRows, LoraSite};
 
 /// The rows of a buffer of this width over the layout.
 pub(super) fn read<'a>(what: &str, buffer: &'a CpuBuffer, rows: usize, width: usize) -> Mat<'a> {
@@ -46,8 +46,16 @@ pub(super) fn check_index(what: &str, layout: &Layout, index: &[u32], bound: usi
     }
 }
 
-pub(super) fn check_module(layout: &Layout, group: &LoraRows<'_, CpuBuffer>, inputs: usize, outputs: usize, s_width: usize) {
-    let (m, len) = (group.module, group.params.data.len());
+/// Checks a group's site on a module of a call.
+pub(super) fn check_module(
+    layout: &Layout,
+    group: &LoraRows<'_, CpuBuffer>,
+    number: usize,
+    (inputs, outputs): (usize, usize),
+    s_width: usize,
+) {
+    let Some(LoraSite { module: m, .. }) = group.sites[number] else { return };
+    let len = group.params.data.len();
     assert!(group.segments.end <= layout.segments().len(), "segments {:?} of {}", group.segments, layout.segments().len());
     assert!(m.inputs == inputs && m.outputs == outputs, "a module of {} -> {} on x of {inputs}, y of {outputs}", m.inputs, m.outputs);
     assert!(m.rank > 0 && m.rank <= s_width, "rank {} does not fit s of width {s_width}", m.rank);

@@ -8,14 +8,14 @@ use std::ops::Range;
 use super::buffer::CpuBuffer;
 use super::matrix::{Mat, MatMut, Write, product, steps};
 use super::workers::Workers;
-use crate::{Dropout, Layout, LoraGrads, LoraModule, LoraRows, Segment, philox, uniform};
+use crate::{Dropout, Layout, LoraGrads, LoraModule, LoraRows, LoraSite, Segment, philox, uniform};
 
 /// Rows of one work item that computes rows.
 const ROWS: usize = 128;
 /// Columns of A or rows of B of one work item that computes gradients.
 const WIDTH: usize = 192;
 
-/// Some rows of one sequence of one group.
+/// Some rows of one sequence of one group, on one module.
 #[derive(Clone)]
 struct Piece<'a> {
     module: LoraModule,
@@ -23,15 +23,17 @@ struct Piece<'a> {
     params: &'a [f32],
     sequence: u32,
     rows: Range<usize>,
+    wants_dx: bool,
 }
 
 impl<'a> Piece<'a> {
-    /// The rows of a group in pieces.
-    fn of_group(layout: &Layout, group: &LoraRows<'a, CpuBuffer>) -> Vec<Self> {
-        let (module, dropout, params) = (group.module, group.dropout, group.params.data.as_slice());
+    /// The rows of a group in pieces; none where it has no site on the module.
+    fn of_group(layout: &Layout, group: &LoraRows<'a, CpuBuffer>, number: usize, wants_dx: bool) -> Vec<Self> {
+        let Some(LoraSite { module, dropout }) = group.sites[number] else { return Vec::new() };
+        let params = group.params.data.as_slice();
         let of_segment = |s: &Segment| {
             let (start, sequence) = (s.start, s.sequence);
-            steps(s.rows, ROWS).map(move |r| Self { module, dropout, params, sequence, rows: start + r.start..start + r.end })
+            steps(s.rows, ROWS).map(move |r| Self { module, dropout, params, sequence, rows: start + r.start..start + r.end, wants_dx })
         };
         layout.segments()[group.segments.clone()].iter().flat_map(of_segment).collect()
     }
@@ -53,9 +55,17 @@ fn sorted<'a>(groups: impl Iterator<Item = Vec<Piece<'a>>>) -> (Vec<Piece<'a>>, 
     (pieces, rows)
 }
 
-/// s = dropout(x) A^T; y += scale s B^T.
-pub(super) fn forward(workers: &Workers, layout: &Layout, groups: &[LoraRows<'_, CpuBuffer>], x: Mat<'_>, s: MatMut<'_>, y: MatMut<'_>) {
-    let (pieces, rows) = sorted(groups.iter().map(|group| Piece::of_group(layout, group)));
+/// s = dropout(x) A^T; y += scale s B^T, on one module of the call.
+pub(super) fn forward(
+    workers: &Workers,
+    layout: &Layout,
+    groups: &[LoraRows<'_, CpuBuffer>],
+    number: usize,
+    x: Mat<'_>,
+    s: MatMut<'_>,
+    y: MatMut<'_>,
+) {
+    let (pieces, rows) = sorted(groups.iter().map(|group| Piece::of_group(layout, group, number, false)));
     let outs = s.split_rows(&rows).into_iter().zip(y.split_rows(&rows));
     workers.each(pieces.into_iter().zip(outs).collect(), |(piece, (s, mut y)): (Piece<'_>, (MatMut<'_>, MatMut<'_>)), scratch| {
         let mut s = s.into_cols(0..piece.module.rank);
@@ -66,12 +76,13 @@ pub(super) fn forward(workers: &Workers, layout: &Layout, groups: &[LoraRows<'_,
     });
 }
 
-/// ds = scale dy B; dx += dropout'(ds A); dB += scale dy^T s; dA += ds^T dropout(x).
+/// ds = scale dy B; dx += dropout'(ds A); dB += scale dy^T s; dA += ds^T dropout(x), on one module of the call.
 #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
 pub(super) fn backward(
     workers: &Workers,
     layout: &Layout,
     groups: &mut [LoraGrads<'_, CpuBuffer>],
+    number: usize,
     dy: Mat<'_>,
     x: Mat<'_>,
     s: Mat<'_>,
@@ -79,7 +90,7 @@ pub(super) fn backward(
     dx: Option<MatMut<'_>>,
 ) {
     let ds_width = s.width();
-    let (pieces, rows) = sorted(groups.iter().map(|group| Piece::of_group(layout, &group.rows)));
+    let (pieces, rows) = sorted(groups.iter().map(|group| Piece::of_group(layout, &group.rows, number, group.wants_dx)));
     let ds_parts = MatMut::new(ds, dy.height(), ds_width).split_rows(&rows);
     let dx_parts: Vec<_> = match dx {
         Some(dx) => dx.split_rows(&rows).into_iter().map(Some).collect(),
@@ -89,7 +100,7 @@ pub(super) fn backward(
     workers.each(items, |(piece, (ds, dx)): (Piece<'_>, (MatMut<'_>, Option<MatMut<'_>>)), scratch| {
         let mut ds = ds.into_cols(0..piece.module.rank);
         product(&mut ds, Write::Assign, piece.module.scale, dy.rows(piece.rows.clone()), piece.b());
-        let Some(mut dx) = dx else { return };
+        let Some(mut dx) = dx.filter(|_| piece.wants_dx) else { return };
         let Some(dropout) = piece.dropout else { return product(&mut dx, Write::Add, 1.0, ds.as_mat(), piece.a()) };
         let [space] = scratch.take([piece.rows.len() * piece.module.inputs]);
         let mut through = MatMut::new(space, piece.rows.len(), piece.module.inputs);
@@ -104,7 +115,7 @@ pub(super) fn backward(
     });
 
     let ds = Mat::new(ds, dy.height(), ds_width);
-    let items = groups.iter_mut().flat_map(|group| Gradient::of_group(layout, group)).collect();
+    let items = groups.iter_mut().flat_map(|group| Gradient::of_group(layout, group, number)).collect();
     workers.each(items, |gradient: Gradient<'_>, scratch| gradient.accumulate(layout, dy, x, s, ds, scratch));
 }
 
@@ -125,9 +136,9 @@ enum Part {
 }
 
 impl<'a> Gradient<'a> {
-    fn of_group(layout: &'a Layout, group: &'a mut LoraGrads<'_, CpuBuffer>) -> Vec<Self> {
-        let LoraRows { ref segments, module, dropout, .. } = group.rows;
-        let segments = &layout.segments()[segments.clone()];
+    fn of_group(layout: &'a Layout, group: &'a mut LoraGrads<'_, CpuBuffer>, number: usize) -> Vec<Self> {
+        let Some(LoraSite { module, dropout }) = group.rows.sites[number] else { return Vec::new() };
+        let segments = &layout.segments()[group.rows.segments.clone()];
         let LoraModule { a, b, rank, inputs, outputs, .. } = module;
         let grads = group.grads.data.as_mut_slice();
         // A and B lie apart in the flat buffer, in either order.

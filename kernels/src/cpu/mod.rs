@@ -26,7 +26,7 @@ use check::{check_attention, check_index, check_module, matrix, read, width, wri
 use matrix::{Mat, Write};
 use workers::{Scratch, Workers};
 
-use crate::{AdamWItem, AttentionShape, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraModule, LoraRows, Use};
+use crate::{AdamWItem, AttentionShape, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraIn, LoraModule, LoraOut, LoraRows, Use};
 
 /// A CPU with some threads.
 #[derive(Debug)]
@@ -54,6 +54,11 @@ impl CpuDevice {
         let workers = Workers::new(threads)?;
         Ok(Self { workers, budget: Budget::new(limit_bytes), shared: Default::default() })
     }
+}
+
+/// The module of a call, as the first group that has a site on it says.
+fn module_of<'a>(mut groups: impl Iterator<Item = &'a LoraRows<'a, CpuBuffer>>, number: usize) -> Option<LoraModule> {
+    groups.find_map(|group| group.sites[number].map(|site| site.module))
 }
 
 impl Device for CpuDevice {
@@ -178,16 +183,16 @@ impl Device for CpuDevice {
         rows: &Layout,
         groups: &[LoraRows<'_, CpuBuffer>],
         x: &CpuBuffer,
-        s: &mut CpuBuffer,
-        s_width: usize,
-        y: &mut CpuBuffer,
+        modules: &mut [LoraOut<'_, CpuBuffer>],
     ) -> Result<(), DeviceError> {
-        // Widths are the modules', not the buffers': a pass without rows has buffers without elements.
-        let Some(LoraModule { inputs, outputs, .. }) = groups.first().map(|group| group.module) else { return Ok(()) };
-        groups.iter().for_each(|group| check_module(rows, group, inputs, outputs, s_width));
         let n = rows.rows();
-        let (x, s, y) = (read("x", x, n, inputs), write("s", s, n, s_width), write("y", y, n, outputs));
-        lora::forward(&self.workers, rows, groups, x, s, y);
+        for (number, LoraOut { s, s_width, y }) in modules.iter_mut().enumerate() {
+            // Widths are the modules', not the buffers': a pass without rows has buffers without elements.
+            let Some(LoraModule { inputs, outputs, .. }) = module_of(groups.iter(), number) else { continue };
+            groups.iter().for_each(|group| check_module(rows, group, number, (inputs, outputs), *s_width));
+            let (x, s, y) = (read("x", x, n, inputs), write("s", s, n, *s_width), write("y", y, n, outputs));
+            lora::forward(&self.workers, rows, groups, number, x, s, y);
+        }
         Ok(())
     }
 
@@ -195,21 +200,23 @@ impl Device for CpuDevice {
         &mut self,
         rows: &Layout,
         groups: &mut [LoraGrads<'_, CpuBuffer>],
-        dy: &CpuBuffer,
         x: &CpuBuffer,
-        s: &CpuBuffer,
-        s_width: usize,
-        dx: Option<&mut CpuBuffer>,
+        modules: &[LoraIn<'_, CpuBuffer>],
+        mut dx: Option<&mut CpuBuffer>,
     ) -> Result<(), DeviceError> {
-        let Some(LoraModule { inputs, outputs, .. }) = groups.first().map(|group| group.rows.module) else { return Ok(()) };
         let n = rows.rows();
-        for group in &*groups {
-            check_module(rows, &group.rows, inputs, outputs, s_width);
-            assert!(group.grads.data.len() == group.rows.params.data.len(), "gradients are not laid out as their parameters");
+        for (number, LoraIn { dy, s, s_width }) in modules.iter().enumerate() {
+            let module = module_of(groups.iter().map(|group| &group.rows), number);
+            let Some(LoraModule { inputs, outputs, .. }) = module else { continue };
+            for group in &*groups {
+                check_module(rows, &group.rows, number, (inputs, outputs), *s_width);
+                assert!(group.grads.data.len() == group.rows.params.data.len(), "gradients are not laid out as their parameters");
+            }
+            let (dy, x, s) = (read("dy", dy, n, outputs), read("x", x, n, inputs), read("s", s, n, *s_width));
+            let [ds] = self.shared[0].take([n * s_width]);
+            let dx = dx.as_deref_mut().map(|dx| write("dx", dx, n, inputs));
+            lora::backward(&self.workers, rows, groups, number, dy, x, s, ds, dx);
         }
-        let (dy, x, s) = (read("dy", dy, n, outputs), read("x", x, n, inputs), read("s", s, n, s_width));
-        let [ds] = self.shared[0].take([n * s_width]);
-        lora::backward(&self.workers, rows, groups, dy, x, s, ds, dx.map(|dx| write("dx", dx, n, inputs)));
         Ok(())
     }
 

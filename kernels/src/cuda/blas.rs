@@ -63,7 +63,18 @@ pub(crate) struct Operands {
     pub(crate) x: Address,
     pub(crate) bias: Address,
     pub(crate) out: Address,
+    /// Whether the result is added to what `out` holds.
     pub(crate) accumulate: bool,
+    /// What else is added, of out's shape; or 0.
+    pub(crate) added: Address,
+}
+
+/// How an algorithm does a product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fit {
+    pub(crate) workspace_bytes: usize,
+    /// Its tiles, over the multiprocessors.
+    pub(crate) waves: f32,
 }
 
 /// Elements from row to row of logits.
@@ -245,6 +256,11 @@ pub(crate) fn describe(words: [u64; 8]) -> String {
     )
 }
 
+/// The number of an algorithm among the library's.
+pub(crate) fn number(words: [u64; 8]) -> Option<u32> {
+    configured(&algorithm(words), sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_ID)
+}
+
 /// Whether an algorithm adds each result in one piece.
 pub(crate) fn undivided(words: [u64; 8]) -> bool {
     use sys::cublasLtMatmulAlgoConfigAttributes_t as Attribute;
@@ -296,8 +312,8 @@ impl Blas {
         Ok(offers.filter(|offer| offer.state.result().is_ok()).map(|offer| offer.algo.data).filter(|words| undivided(*words)).collect())
     }
 
-    /// The bytes of our workspace that an algorithm needs for a product; none where it cannot do it.
-    pub(crate) fn check(&self, prepared: &Prepared, words: [u64; 8]) -> Option<usize> {
+    /// What an algorithm takes for a product, within our workspace; none where it cannot do it.
+    pub(crate) fn check(&self, prepared: &Prepared, words: [u64; 8]) -> Option<Fit> {
         // SAFETY: integers, a float, and a status whose zero is a valid value.
         let mut answer: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         // SAFETY: every description lives; writes one result that outlives the call.
@@ -314,7 +330,7 @@ impl Blas {
             )
         };
         let can = status.result().is_ok() && answer.state.result().is_ok() && answer.workspaceSize <= WORKSPACE_BYTES;
-        can.then_some(answer.workspaceSize)
+        can.then_some(Fit { workspace_bytes: answer.workspaceSize, waves: answer.wavesCount })
     }
 
     /// Where the workspace begins.
@@ -322,7 +338,7 @@ impl Blas {
         self.workspace.address()
     }
 
-    /// out = or += x W (+ bias).
+    /// out = or += x W (+ bias, + added).
     ///
     /// # Safety
     /// Every operand begins live memory, aligned as `prepared` says, of the size that it says; `out` overlaps nothing else.
@@ -330,7 +346,9 @@ impl Blas {
         if prepared.biased {
             prepared.set_bias(operands.bias)?;
         }
-        let (one, beta) = (1.0_f32, f32::from(u8::from(operands.accumulate)));
+        let adds = operands.accumulate || operands.added != 0;
+        let (one, beta) = (1.0_f32, f32::from(u8::from(adds)));
+        let added = if operands.added == 0 { operands.out } else { operands.added };
         let pointer = |address: Address| address as *mut c_void;
         // SAFETY: the operands are the caller's; the algorithm was checked against these descriptions, and needs no more than the workspace.
         unsafe {
@@ -343,7 +361,7 @@ impl Blas {
                 prepared.weight,
                 pointer(operands.x),
                 prepared.x,
-                pointer(operands.out),
+                pointer(added),
                 prepared.out,
                 pointer(operands.out),
                 prepared.out,

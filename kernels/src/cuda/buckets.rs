@@ -1,29 +1,28 @@
-//! Other algorithms of cuBLASLt's for products with fewer or more rows than the pinned one was chosen for: where all their bytes are the same.
+//! Other algorithms of cuBLASLt's for products with fewer rows than the pinned one was chosen for: where all their bytes are the same.
 //!
 //! Never lets a row's bits depend on the number of rows: one byte that differs, and the bucket keeps the algorithm of all the others.
 #![expect(unsafe_code, reason = "runs products")]
 
-use super::blas::{Operands, Prepared, logits_pitch};
+use super::blas::{Operands, Prepared, logits_pitch, number};
 use super::device::{CudaDevice, Element};
 use super::linear::{rows_max, takes};
 use super::memory::{Block, Owner};
 use super::plan::{BUCKETS, Key, Product, Slices};
 use crate::{DeviceError, Use};
 
-/// Rows of the comparison in the bucket without an end.
-const MANY_ROWS: usize = 16_384;
+/// Rows for which the heuristic is asked beside those of the bucket: it offers other tiles for each.
+const ASKED: [usize; 3] = [256, 512, 4096];
 
-/// How many of the heuristic's offers are tried for a bucket.
-const TRIED: usize = 3;
+/// Rows of the comparison in a bucket with many.
+const MANY_ROWS: usize = 4096;
 
-/// Pins for each bucket of rows the first of the heuristic's offers whose bytes are those of `words`, unless that is the first itself.
+/// Pins for each bucket of rows another algorithm, where the pinned one leaves multiprocessors idle and the other is estimated to take less time.
 pub(super) fn pin(device: &mut CudaDevice, key: Key, words: [u64; 8]) -> Result<(), DeviceError> {
     let most = rows_max(key);
     let mut above = 0;
-    for end in BUCKETS {
-        let rows = end.min(MANY_ROWS);
+    for end in BUCKETS.into_iter().filter(|end| *end <= MANY_ROWS) {
         if above < most {
-            match better(device, key, words, (above, end.min(most)), rows.min(most)) {
+            match better(device, key, words, (above, end.min(most))) {
                 Ok(Some(better)) => device.plan.set_bucket(key, end, better),
                 Ok(None) | Err(DeviceError::OutOfMemory { .. }) => {}
                 Err(other) => return Err(other),
@@ -34,32 +33,55 @@ pub(super) fn pin(device: &mut CudaDevice, key: Key, words: [u64; 8]) -> Result<
     Ok(())
 }
 
-fn better(
-    device: &mut CudaDevice,
-    key: Key,
-    words: [u64; 8],
-    (above, end): (usize, usize),
-    rows: usize,
-) -> Result<Option<[u64; 8]>, DeviceError> {
+fn better(device: &mut CudaDevice, key: Key, words: [u64; 8], (above, rows): (usize, usize)) -> Result<Option<[u64; 8]>, DeviceError> {
     let prepared = Prepared::new(key, rows, device.precision)?;
-    let mut arrays = None;
-    for offer in device.blas.offers(&prepared)?.into_iter().take(TRIED) {
-        if offer == words {
-            break;
+    let cost = |device: &CudaDevice, words| {
+        let waves = device.blas.check(&prepared, words)?.waves;
+        Some((cost(key, rows, waves, device.gpu.properties.multiprocessors), waves))
+    };
+    let Some((present, waves)) = cost(device, words) else { return Ok(None) };
+    if waves >= 1.0 {
+        return Ok(None);
+    }
+    let mut offers: Vec<(f32, [u64; 8])> = Vec::new();
+    for asked in ASKED.into_iter().chain([rows]) {
+        for offer in device.blas.offers(&Prepared::new(key, asked.min(rows_max(key)), device.precision)?)? {
+            // Others of the library's algorithms are far from what the estimate thinks.
+            if number(offer) == number(words) && !offers.iter().any(|(_, known)| *known == offer) {
+                offers.extend(cost(device, offer).map(|(cost, _)| (cost, offer)));
+            }
         }
-        if !takes(device, key, offer, above, end)? {
-            continue;
-        }
-        if arrays.is_none() {
-            arrays = Some(Arrays::new(device, key, rows)?);
-        }
-        if let Some(arrays) = &arrays
-            && arrays.equal(device, &prepared, [words, offer])?
-        {
+    }
+    offers.retain(|(cost, _)| *cost < 0.9 * present);
+    offers.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    if offers.is_empty() {
+        return Ok(None);
+    }
+    let arrays = Arrays::new(device, key, rows)?;
+    for (_, offer) in offers.into_iter().take(TRIED) {
+        if takes(device, key, offer, above, rows)? && arrays.equal(device, &prepared, [words, offer])? {
             return Ok(Some(offer));
         }
     }
     Ok(None)
+}
+
+/// How many offers are tried for a bucket.
+const TRIED: usize = 3;
+
+/// About the microseconds of a product whose tiles fill the multiprocessors so many times: a step of 64 along the inner dimension costs 0.05 and
+/// what its part of the tile costs at full rate. Within a fifth of what an H200 needs, where tiles are fewer than multiprocessors; on
+/// another card the order of algorithms is much the same.
+fn cost(key: Key, rows: usize, waves: f32, multiprocessors: i32) -> f32 {
+    let slices = Slices::new(key.outputs);
+    let (inner, columns) = match key.product {
+        Product::Linear | Product::LinearBias | Product::Logits => (key.inputs, key.outputs),
+        Product::LinearBackward => (key.outputs, key.inputs),
+        Product::LogitsBackward => (slices.width, slices.count * key.inputs),
+        Product::LogitsBackwardRest => (slices.rest, key.inputs),
+    };
+    let tile = (rows * columns) as f32 / (waves * multiprocessors as f32).max(1.0);
+    waves.ceil() * inner.div_ceil(64) as f32 * (0.05 + tile / 46_800.0)
 }
 
 /// Random operands, and results of two algorithms.
@@ -92,7 +114,7 @@ impl Arrays {
             out: [alloc(len * element.bytes())?, alloc(len * element.bytes())?],
             element,
             len,
-            accumulates: key.product == Product::LinearBackward,
+            accumulates: matches!(key.product, Product::Linear | Product::LinearBackward),
         };
         device.fill_part(&arrays.weight, 0, activation, weights, 1, 0.05)?;
         device.fill_part(&arrays.bias, 0, activation, key.outputs, 2, 1.0)?;
@@ -114,6 +136,7 @@ impl Arrays {
                     bias: self.bias.address(),
                     out: out.address(),
                     accumulate: *accumulate,
+                    added: 0,
                 };
                 // SAFETY: the blocks were made for this product and number of rows, and both algorithms take it.
                 unsafe { device.blas.run(prepared, words, operands) }?;
@@ -124,5 +147,20 @@ impl Arrays {
             }
         }
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Key, Product, cost};
+
+    /// Times of an H200, less what a launch costs.
+    #[test]
+    fn costs_are_near_what_was_measured() {
+        let key = Key { product: Product::Linear, outputs: 896, inputs: 4864 };
+        for (rows, waves, micros) in [(128, 0.424, 8.4), (128, 0.212, 9.5), (2048, 0.97, 23.0), (2048, 0.848, 25.0)] {
+            let cost = cost(key, rows, waves, 132);
+            assert!((cost / micros - 1.0).abs() < 0.25, "{rows} rows, {waves} waves: {cost}, measured {micros}");
+        }
     }
 }

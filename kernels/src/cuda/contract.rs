@@ -5,7 +5,9 @@
 use super::device::{CudaBuffer, CudaDevice, CudaWeight, Element, convert, matrix_shape};
 use super::memory::Owner;
 use super::{ROW_ALIGN, adamw, attention, head, linear, lora, programs, rows, support};
-use crate::{AdamWItem, AttentionShape, DType, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraRows, Numbers, Use};
+use crate::{
+    AdamWItem, AttentionShape, DType, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers, Use,
+};
 
 impl Device for CudaDevice {
     type Buffer = CudaBuffer;
@@ -164,7 +166,18 @@ impl Device for CudaDevice {
         bias: Option<&CudaWeight>,
         out: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
-        linear::linear(self, rows, x, weight, bias, out)
+        linear::linear(self, rows, x, weight, bias, None, out)
+    }
+
+    fn linear_add(
+        &mut self,
+        rows: &Layout,
+        x: &CudaBuffer,
+        weight: &CudaWeight,
+        added: &CudaBuffer,
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        linear::linear(self, rows, x, weight, None, Some(added), out)
     }
 
     fn linear_backward(
@@ -183,24 +196,20 @@ impl Device for CudaDevice {
         rows: &Layout,
         groups: &[LoraRows<'_, CudaBuffer>],
         x: &CudaBuffer,
-        s: &mut CudaBuffer,
-        s_width: usize,
-        y: &mut CudaBuffer,
+        modules: &mut [LoraOut<'_, CudaBuffer>],
     ) -> Result<(), DeviceError> {
-        lora::lora(self, rows, groups, x, s, s_width, y)
+        lora::lora(self, rows, groups, x, modules)
     }
 
     fn lora_backward(
         &mut self,
         rows: &Layout,
         groups: &mut [LoraGrads<'_, CudaBuffer>],
-        dy: &CudaBuffer,
         x: &CudaBuffer,
-        s: &CudaBuffer,
-        s_width: usize,
+        modules: &[LoraIn<'_, CudaBuffer>],
         dx: Option<&mut CudaBuffer>,
     ) -> Result<(), DeviceError> {
-        lora::lora_backward(self, rows, groups, dy, x, s, s_width, dx)
+        lora::lora_backward(self, rows, groups, x, modules, dx)
     }
 
     fn rope(

@@ -63,6 +63,7 @@ pub struct CudaDevice {
     pub(super) verdict: Option<GateReport>,
     tables: TableCache,
     scratch: HashMap<&'static str, Block>,
+    turn: usize,
 }
 
 /// Bytes of a row's part in the tables of a layout, at most.
@@ -147,6 +148,7 @@ impl CudaDevice {
             verdict: None,
             tables: TableCache::default(),
             scratch: HashMap::new(),
+            turn: 0,
             pool,
             gpu,
         })
@@ -229,6 +231,7 @@ impl CudaDevice {
     pub(super) fn begin(&mut self) -> Result<(), DeviceError> {
         self.staging.restart_tables()?;
         self.tables.clear();
+        self.turn = 0;
         self.pool.begin_pass()?;
         self.begin_recording();
         Ok(())
@@ -239,6 +242,12 @@ impl CudaDevice {
         self.tables.clear();
         self.pool.end_pass()?;
         ended
+    }
+
+    /// 0, 1, 2, ... from the beginning of a pass: for taking turns.
+    pub(super) fn turn(&mut self) -> usize {
+        self.turn += 1;
+        self.turn - 1
     }
 
     /// Memory for what an operation needs on the way; what is in it is left from before. One use of a name at a time.

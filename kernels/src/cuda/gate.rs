@@ -92,8 +92,14 @@ impl Bench {
         device.fill_part(&self.x, slot * ROW_ALIGN * self.x_row, activation, ROW_ALIGN * width, 3, 1.0)?;
         device.fill_word(out, nan(device.precision))?;
         device.fill_part(out, slot * ROW_ALIGN * self.out_row, self.out_element, ROW_ALIGN * self.out_width, 4, 1.0)?;
-        let operands =
-            Operands { weight: self.weight.address(), x: self.x.address(), bias: self.bias.address(), out: out.address(), accumulate };
+        let operands = Operands {
+            weight: self.weight.address(),
+            x: self.x.address(),
+            bias: self.bias.address(),
+            out: out.address(),
+            accumulate,
+            added: 0,
+        };
         // SAFETY: the blocks were made for this product and for at least as many tiles.
         unsafe { linear::product(device, self.key, tiles * ROW_ALIGN, operands) }
     }
@@ -120,7 +126,7 @@ fn check(device: &mut CudaDevice, key: Key) -> Result<(usize, usize), DeviceErro
     let bench = Bench::new(device, key, cases().map(|(tiles, _)| tiles).max().unwrap_or(1))?;
     let spare = device.pool.alloc(4, Owner::Device)?;
     let (mut count, mut unequal) = (0, 0);
-    let modes: &[bool] = if key.product == Product::LinearBackward { &[false, true] } else { &[false] };
+    let modes: &[bool] = if matches!(key.product, Product::Linear | Product::LinearBackward) { &[false, true] } else { &[false] };
     for accumulate in modes {
         bench.run(device, &bench.solo, 1, 0, *accumulate)?;
         for (tiles, slot) in cases() {

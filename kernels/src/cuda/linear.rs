@@ -27,6 +27,7 @@ struct Gemm {
     x: Address,
     weight: Address,
     bias: Address,
+    added: Address,
     out: Address,
     inner: u32,
     columns: u32,
@@ -134,7 +135,7 @@ pub(super) unsafe fn launch_product(
         None => {
             let prepared = Prepared::new(key, rows, device.precision)?;
             let refused = || DeviceError::Unsupported(format!("cuBLASLt's pinned algorithm for {key:?} refuses {rows} rows"));
-            let bytes = device.blas.check(&prepared, words).ok_or_else(refused)?;
+            let bytes = device.blas.check(&prepared, words).ok_or_else(refused)?.workspace_bytes;
             device.prepared.insert((key, rows), (prepared, bytes));
             bytes
         }
@@ -181,6 +182,7 @@ unsafe fn own_product(device: &mut CudaDevice, key: Key, rows: usize, operands: 
             x: operands.x + (slice * inner * bytes) as u64,
             weight: operands.weight + (slice * inner * columns * bytes) as u64,
             bias: if key.product == Product::LinearBias { operands.bias } else { 0 },
+            added: operands.added,
             out: operands.out + (slice * rows * columns * 4) as u64,
             inner: inner as u32,
             columns: columns as u32,
@@ -208,12 +210,13 @@ unsafe fn over_rows(
     operands: Operands,
 ) -> Result<(), DeviceError> {
     let bytes = device.precision.bytes();
-    let reads = [operands.x, if operands.accumulate { operands.out } else { 0 }];
+    let reads = [operands.x, operands.added, if operands.accumulate { operands.out } else { 0 }];
     let access = Access { reads: &reads, writes: &[operands.out] };
     for run in runs(layout) {
         let operands = Operands {
             x: operands.x + (run.start * widths.0 * bytes) as u64,
             out: operands.out + (run.start * widths.1 * bytes) as u64,
+            added: if operands.added == 0 { 0 } else { operands.added + (run.start * widths.1 * bytes) as u64 },
             ..operands
         };
         // SAFETY: the run lies inside the layout; its start is a multiple of 128 rows, so addresses stay 256-byte aligned.
@@ -228,9 +231,11 @@ pub(super) fn linear(
     x: &CudaBuffer,
     weight: &CudaWeight,
     bias: Option<&CudaWeight>,
+    added: Option<&CudaBuffer>,
     out: &mut CudaBuffer,
 ) -> Result<(), DeviceError> {
     let (outputs, inputs) = weight.shape;
+    assert!(added.is_none_or(|added| added.len == out.len), "what is added is not of out's size");
     assert!(x.len == layout.rows() * inputs && out.len == layout.rows() * outputs, "x or out is not of the weight's width");
     if let Some(bias) = bias {
         assert!(bias.shape == (1, outputs), "a bias of shape {:?} on {outputs} outputs", bias.shape);
@@ -241,6 +246,7 @@ pub(super) fn linear(
         bias: bias.map_or(0, |bias| bias.block.address()),
         out: device.read("out", out, Use::Activation),
         accumulate: false,
+        added: added.map_or(0, |added| device.read("added", added, Use::Activation)),
     };
     let product = if bias.is_some() { Product::LinearBias } else { Product::Linear };
     // SAFETY: the sizes were checked above; blocks are 256-byte aligned; `out` is the only unique reference.
@@ -263,6 +269,7 @@ pub(super) fn linear_backward(
         bias: 0,
         out: device.read("dx", dx, Use::Activation),
         accumulate,
+        added: 0,
     };
     let key = Key { product: Product::LinearBackward, outputs, inputs };
     // SAFETY: as in `linear`; `dx` is the only unique reference.

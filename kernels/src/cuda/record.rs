@@ -4,6 +4,7 @@
 #![expect(unsafe_code, reason = "launches what was recorded")]
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
 
 use super::blas::Operands;
 use super::device::CudaDevice;
@@ -63,6 +64,8 @@ pub struct Launches {
     pub in_graphs: u64,
     /// Graphs made.
     pub captures: u64,
+    /// Nanoseconds of the host in launching, which may have to wait for the card to take more.
+    pub launch_ns: u64,
 }
 
 /// How often each launch was made, and the milliseconds of all of them, by name and size.
@@ -228,11 +231,18 @@ impl CudaDevice {
         if self.recorder.piece.commands.is_empty() {
             return Ok(());
         }
+        let start = Instant::now();
+        let launched = self.launch_piece();
+        self.recorder.launches.launch_ns += u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        launched
+    }
+
+    fn launch_piece(&mut self) -> Result<(), DeviceError> {
         self.staging.send_tables()?;
         let piece = std::mem::take(&mut self.recorder.piece);
         let count = piece.commands.len() as u64;
         self.recorder.launches.all += count;
-        if !self.recorder.open || !self.recorder.graphs {
+        if !self.recorder.open || !self.recorder.graphs || self.recorder.profile.is_some() {
             return self.run_all(&piece);
         }
         let Some(found) = self.recorder.kept.iter().position(|(kept, _)| *kept == piece) else {
@@ -273,10 +283,14 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// From here on every launch is timed by itself, each waited for; gives what was found since the last time. For measurements.
-    pub fn profile(&mut self) -> Profile {
-        self.recorder.graphs = false;
-        self.recorder.profile.replace(Profile::new()).unwrap_or_default()
+    /// From here on every launch is timed by itself, each waited for and none in a graph. For measurements.
+    pub fn begin_profile(&mut self) {
+        self.recorder.profile = Some(Profile::new());
+    }
+
+    /// Ends it: what was found.
+    pub fn end_profile(&mut self) -> Profile {
+        self.recorder.profile.take().unwrap_or_default()
     }
 
     fn capture(&mut self, piece: &Piece) -> Result<Graph, DeviceError> {

@@ -3,7 +3,9 @@
 //! Never judges a result. Arrays that an operation assigns begin as random numbers too, so that a result left unwritten shows.
 
 use super::Run;
-use crate::{AdamWItem, AttentionShape, Device, DeviceError, Dropout, Layout, LoraGrads, LoraModule, LoraRows, Use};
+use crate::{
+    AdamWItem, AttentionShape, Device, DeviceError, Dropout, Layout, LoraGrads, LoraIn, LoraModule, LoraOut, LoraRows, LoraSite, Use,
+};
 
 type Done = Result<(), DeviceError>;
 
@@ -46,6 +48,9 @@ pub(super) fn linear<D: Device>(run: &mut Run<'_, D>) -> Done {
         run.device.linear(rows, &x, &weight, (seed == 6).then_some(&bias), &mut out)?;
         run.read_rows(&out, outputs)?;
     }
+    let (added, mut out) = (run.activations(outputs, 8)?, run.activations(outputs, 5)?);
+    run.device.linear_add(rows, &x, &weight, &added, &mut out)?;
+    run.read_rows(&out, outputs)?;
     for accumulate in [false, true] {
         let mut dx = run.activations(inputs, 7)?;
         run.device.linear_backward(rows, &dy, &weight, &mut dx, accumulate)?;
@@ -62,26 +67,37 @@ pub(super) fn lora_dropout<D: Device>(run: &mut Run<'_, D>) -> Done {
     adapters(run, Some(Dropout { key: 0x1234_5678_9abc_def0, probability: 0.3 }))
 }
 
-/// Three adapters: those of the neighbours are NaN throughout.
+/// Three adapters on two modules: those of the neighbours are NaN throughout, and carry one module each.
 fn adapters<D: Device>(run: &mut Run<'_, D>, dropout: Option<Dropout>) -> Done {
-    let (inputs, outputs, rank) = (run.sizes.width(), run.sizes.kv_width() + 1, run.sizes.rank);
-    let (scene, s_width) = (run.scene, rank + 3);
-    let module = LoraModule { a: 3, b: 3 + rank * inputs, rank, inputs, outputs, scale: 2.0 };
-    let len = 3 + rank * (inputs + outputs);
-    let params = [run.flat(len, None, 1.0)?, run.flat(len, Some(1), 0.25)?, run.flat(len, None, 1.0)?];
-    let mut grads = [run.flat(len, None, 1.0)?, run.flat(len, Some(2), 1.0)?, run.flat(len, None, 1.0)?];
-    let (x, dy) = (run.activations(inputs, 3)?, run.activations(outputs, 4)?);
-    let (mut y, mut dx) = (run.activations(outputs, 5)?, run.activations(inputs, 6)?);
-    let mut s = run.over(&scene.rows, Use::State, s_width, 7)?;
+    let (inputs, rank, scene) = (run.sizes.width(), run.sizes.rank, run.scene);
+    let widths = [(run.sizes.kv_width() + 1, rank + 3), (inputs, rank + 1)];
+    let mut at = 3;
+    let sites = [(0, rank), (1, rank + 1)].map(|(number, rank)| {
+        let module = LoraModule { a: at, b: at + rank * inputs, rank, inputs, outputs: widths[number].0, scale: 2.0 };
+        at = module.b + rank * module.outputs;
+        Some(LoraSite { module, dropout: dropout.map(|dropout| Dropout { key: dropout.key + number as u64, ..dropout }) })
+    });
+    let params = [run.flat(at, None, 1.0)?, run.flat(at, Some(1), 0.25)?, run.flat(at, None, 1.0)?];
+    let mut grads = [run.flat(at, None, 1.0)?, run.flat(at, Some(2), 1.0)?, run.flat(at, None, 1.0)?];
+    let (x, mut dx) = (run.activations(inputs, 3)?, run.activations(inputs, 6)?);
+    let dy = [run.activations(widths[0].0, 4)?, run.activations(widths[1].0, 8)?];
+    let mut y = [run.activations(widths[0].0, 5)?, run.activations(widths[1].0, 9)?];
+    let mut s = [run.over(&scene.rows, Use::State, widths[0].1, 7)?, run.over(&scene.rows, Use::State, widths[1].1, 10)?];
     let segments = [0..scene.anchors.start, scene.anchors.clone(), scene.anchors.end..scene.rows.segments().len()];
-    let groups: Vec<_> = params.iter().zip(segments).map(|(params, segments)| LoraRows { segments, module, dropout, params }).collect();
-    run.device.lora(&scene.rows, &groups, &x, &mut s, s_width, &mut y)?;
-    let mut groups: Vec<_> = groups.into_iter().zip(&mut grads).map(|(rows, grads)| LoraGrads { rows, grads }).collect();
-    run.device.lora_backward(&scene.rows, &mut groups, &dy, &x, &s, s_width, Some(&mut dx))?;
-    run.read_rows(&s, s_width)?;
-    run.read_rows(&y, outputs)?;
+    let carried = [vec![sites[0], None], sites.to_vec(), vec![None, sites[1]]];
+    let groups = params.iter().zip(segments).zip(carried);
+    let groups: Vec<_> = groups.map(|((params, segments), sites)| LoraRows { segments, sites, params }).collect();
+    let mut out: Vec<_> = s.iter_mut().zip(&mut y).zip(widths).map(|((s, y), (_, s_width))| LoraOut { s, s_width, y }).collect();
+    run.device.lora(&scene.rows, &groups, &x, &mut out)?;
+    let mut groups: Vec<_> = groups.into_iter().zip(&mut grads).map(|(rows, grads)| LoraGrads { rows, grads, wants_dx: true }).collect();
+    let read: Vec<_> = dy.iter().zip(&s).zip(widths).map(|((dy, s), (_, s_width))| LoraIn { dy, s, s_width }).collect();
+    run.device.lora_backward(&scene.rows, &mut groups, &x, &read, Some(&mut dx))?;
+    for ((s, y), (outputs, s_width)) in s.iter().zip(&y).zip(widths) {
+        run.read_rows(s, s_width)?;
+        run.read_rows(y, outputs)?;
+    }
     run.read_rows(&dx, inputs)?;
-    run.read(&grads[1], 0..len)
+    run.read(&grads[1], 0..at)
 }
 
 pub(super) fn rope<D: Device>(run: &mut Run<'_, D>) -> Done {

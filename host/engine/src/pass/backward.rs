@@ -2,25 +2,30 @@
 //!
 //! Never computes a gradient that no adapter of a member needs.
 
-use nodus_kernels::{Device, DeviceError, Layout};
+use nodus_kernels::{Device, DeviceError, Layout, LoraIn};
 use nodus_protocol::Module;
 
 use super::forward::no_layer;
 use super::{AttentionTape, Buffer, Inner, LayerTape, MlpTape, Pass, lora_grads};
 use crate::rows::{Level, Stage, View};
 
-/// One module on the way down.
-struct Step<'x, D: Device> {
+/// Modules that read the same x, on the way down.
+struct Step<'x, D: Device, const N: usize> {
     layer: usize,
-    module: Module,
     level: &'x Level,
     view: &'x View,
-    /// The rows that need a gradient below the module's stage.
+    /// The rows that need a gradient below the modules' stage.
     below: Option<&'x Layout>,
-    /// Gradient of what the module wrote.
-    dy: &'x D::Buffer,
-    /// What it read; absent where nobody carries it.
+    /// What they read; absent where nobody carries them.
     x: Option<&'x D::Buffer>,
+    modules: [Down<'x, D>; N],
+}
+
+/// One of them: the gradient of what it wrote, and what its adapters left.
+#[derive(Clone, Copy)]
+struct Down<'x, D: Device> {
+    module: Module,
+    dy: &'x D::Buffer,
     inner: &'x Inner<D>,
 }
 
@@ -69,8 +74,8 @@ impl<D: Device> Pass<'_, '_, D> {
             }
         };
         let x = product.as_deref();
-        let down = Step { layer, module: Module::DownProj, level, view, below: below.as_ref(), dy: &**gradient, x, inner: inner_down };
-        let dproduct = self.step(&down, None)?;
+        let modules = [Down { module: Module::DownProj, dy: &**gradient, inner: inner_down }];
+        let dproduct = self.step(Step { layer, level, view, below: below.as_ref(), x, modules })?;
         drop(product);
         let (Some(rows), Some(dproduct)) = (below, dproduct) else { return Ok(()) };
         let (mut dgate, mut dup) = (self.activation(&view.rows, width)?, self.activation(&view.rows, width)?);
@@ -80,11 +85,9 @@ impl<D: Device> Pass<'_, '_, D> {
         let below = map.below(Stage::of(layer, Module::GateProj), level, view);
         let adapted = inner_gate.is_some() || inner_up.is_some();
         let x = if adapted { Some(self.norm(&rows, &tape.residual, &weights.post_norm)?) } else { None };
-        let x = x.as_deref();
-        let gate = Step { layer, module: Module::GateProj, level, view, below: below.as_ref(), dy: &*dgate, x, inner: inner_gate };
-        let dx = self.step(&gate, None)?;
-        let up = Step { module: Module::UpProj, dy: &*dup, inner: inner_up, ..gate };
-        let dx = self.step(&up, dx)?;
+        let gate = Down { module: Module::GateProj, dy: &*dgate, inner: inner_gate };
+        let up = Down { module: Module::UpProj, dy: &*dup, inner: inner_up };
+        let dx = self.step(Step { layer, level, view, below: below.as_ref(), x: x.as_deref(), modules: [gate, up] })?;
         let (Some(rows), Some(dx)) = (below, dx) else { return Ok(()) };
         self.device.rms_norm_backward(&rows, 1, &dx, &tape.residual, &weights.post_norm, trunk.config.rms_norm_eps, gradient, true)
     }
@@ -100,9 +103,8 @@ impl<D: Device> Pass<'_, '_, D> {
         let [inner_q, inner_k, inner_v, inner_o] = &tape.inner;
 
         let below = map.below(Stage::of(layer, Module::OProj), level, queries);
-        let (dy, x) = (&*gradient, Some(&*tape.out));
-        let o = Step { layer, module: Module::OProj, level, view: queries, below: below.as_ref(), dy, x, inner: inner_o };
-        let dout = self.step(&o, None)?;
+        let modules = [Down { module: Module::OProj, dy: &*gradient, inner: inner_o }];
+        let dout = self.step(Step { layer, level, view: queries, below: below.as_ref(), x: Some(&*tape.out), modules })?;
         let stage = Stage::of(layer, Module::QProj);
         let (Some(q_rows), Some(dout), Some(k_rows)) = (below, dout, map.at(stage, level, keys)) else { return Ok(gradient) };
         let [dq, dk, dv] = self.inner_attention_backward((&q_rows, &k_rows), (queries, keys), weights.qk_norm.as_ref(), tape, &dout)?;
@@ -116,13 +118,16 @@ impl<D: Device> Pass<'_, '_, D> {
             _ => None,
         };
         let x = x.as_deref();
-        let k = Step { layer, module: Module::KProj, level, view: keys, below: below_k.as_ref(), dy: &*dk, x, inner: inner_k };
-        let dx = self.step(&k, None)?;
-        let v = Step { module: Module::VProj, dy: &*dv, inner: inner_v, ..k };
-        let dx = self.step(&v, dx)?;
-        let x = x_q.as_deref().or(x);
-        let q = Step { layer, module: Module::QProj, level, view: queries, below: below_q.as_ref(), dy: &*dq, x, inner: inner_q };
-        let (dx, dx_q) = if last { (dx, self.step(&q, None)?) } else { (self.step(&q, dx)?, None) };
+        let k = Down { module: Module::KProj, dy: &*dk, inner: inner_k };
+        let v = Down { module: Module::VProj, dy: &*dv, inner: inner_v };
+        let q = Down { module: Module::QProj, dy: &*dq, inner: inner_q };
+        let (dx, dx_q) = if last {
+            let dx = self.step(Step { layer, level, view: keys, below: below_k.as_ref(), x, modules: [k, v] })?;
+            let x = x_q.as_deref();
+            (dx, self.step(Step { layer, level, view: queries, below: below_q.as_ref(), x, modules: [q] })?)
+        } else {
+            (self.step(Step { layer, level, view: keys, below: below_k.as_ref(), x, modules: [k, v, q] })?, None)
+        };
         let (Some(k_rows), Some(mut dx)) = (below_k, dx) else { return Ok(gradient) };
 
         let mut gradient = gradient;
@@ -167,34 +172,29 @@ impl<D: Device> Pass<'_, '_, D> {
         Ok([dq, dk, dv])
     }
 
-    /// One module: adapter gradients of the members that carry it and, on the rows `below`, the gradient of what it read, added to `dx`
-    /// where one is given.
-    fn step(&mut self, step: &Step<'_, D>, dx: Option<Buffer<D>>) -> Result<Option<Buffer<D>>, DeviceError> {
-        let Step { layer, module, level, view, below, dy, x, inner } = *step;
+    /// Adapter gradients of the members that carry the modules and, on the rows `below`, the gradient of what these read.
+    fn step<const N: usize>(&mut self, step: Step<'_, D, N>) -> Result<Option<Buffer<D>>, DeviceError> {
+        let Step { layer, level, view, below, x, modules } = step;
         let trunk = self.trunk;
-        let Some(weight) = trunk.layers.get(layer).map(|weights| &weights.linear(module).weight) else { return Err(no_layer(layer)) };
-        let mut dx = match (below, dx) {
-            (None, _) => None,
-            (Some(rows), Some(mut dx)) => {
-                self.device.linear_backward(rows, dy, weight, &mut dx, true)?;
-                Some(dx)
-            }
-            (Some(rows), None) => {
-                let mut dx = self.activation(&view.rows, trunk.config.module_in(module))?;
-                self.device.linear_backward(rows, dy, weight, &mut dx, false)?;
-                Some(dx)
-            }
-        };
-        if let (Some((s, width)), Some(x)) = (inner, x) {
-            let (map, stage) = (self.map, Stage::of(layer, module));
-            let mut ending = lora_grads(self.members, level, (layer, module), |member| !map.continues_below(member, stage));
-            if !ending.is_empty() {
-                self.device.lora_backward(&view.rows, &mut ending, dy, x, s, *width, None)?;
-            }
-            let mut going_on = lora_grads(self.members, level, (layer, module), |member| map.continues_below(member, stage));
-            if !going_on.is_empty() {
-                self.device.lora_backward(&view.rows, &mut going_on, dy, x, s, *width, dx.as_deref_mut())?;
-            }
+        let Some(weights) = trunk.layers.get(layer) else { return Err(no_layer(layer)) };
+        let mut dx: Option<Buffer<D>> = None;
+        for Down { module, dy, .. } in &modules {
+            let Some(rows) = below else { break };
+            let accumulate = dx.is_some();
+            let mut sum = match dx {
+                Some(dx) => dx,
+                None => self.activation(&view.rows, trunk.config.module_in(*module))?,
+            };
+            self.device.linear_backward(rows, dy, &weights.linear(*module).weight, &mut sum, accumulate)?;
+            dx = Some(sum);
+        }
+        let carried = modules.iter().filter_map(|down| Some((down.module, down.dy, down.inner.as_ref()?)));
+        let (names, read): (Vec<Module>, Vec<_>) =
+            carried.map(|(module, dy, (s, s_width))| (module, LoraIn { dy, s: &**s, s_width: *s_width })).unzip();
+        if let (Some(first), Some(x)) = (names.first(), x) {
+            let (map, stage) = (self.map, Stage::of(layer, *first));
+            let mut groups = lora_grads(self.members, level, (layer, &names), |member| map.continues_below(member, stage));
+            self.device.lora_backward(&view.rows, &mut groups, x, &read, dx.as_deref_mut())?;
         }
         Ok(dx)
     }

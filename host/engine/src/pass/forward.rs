@@ -4,11 +4,11 @@
 
 use std::rc::Rc;
 
-use nodus_kernels::{Device, DeviceError, Use};
+use nodus_kernels::{Device, DeviceError, LoraOut, Use};
 use nodus_protocol::Module;
 
 use super::memory::Keep;
-use super::{AttentionTape, Buffer, Inner, LayerTape, MlpTape, Pass, lora_rows};
+use super::{AttentionTape, Buffer, Inner, LayerTape, Member, MlpTape, Pass, lora_rows};
 use crate::rows::{Level, View};
 
 /// The residual stream after a layer, and the tapes of its attention and its MLP.
@@ -81,9 +81,17 @@ impl<D: Device> Pass<'_, '_, D> {
             ),
         };
 
-        let inner_q = self.lora(level, queries, (layer, Module::QProj), x_q.as_ref().unwrap_or(&x), &mut q)?;
-        let inner_k = self.lora(level, keys, (layer, Module::KProj), &x, &mut k)?;
-        let inner_v = self.lora(level, keys, (layer, Module::VProj), &x, &mut v)?;
+        let [inner_q, inner_k, inner_v] = match &x_q {
+            None => {
+                let modules = [(Module::QProj, &mut *q), (Module::KProj, &mut *k), (Module::VProj, &mut *v)];
+                self.lora(level, keys, layer, &x, modules)?
+            }
+            Some(x_q) => {
+                let [inner_q] = self.lora(level, queries, layer, x_q, [(Module::QProj, &mut *q)])?;
+                let [inner_k, inner_v] = self.lora(level, keys, layer, &x, [(Module::KProj, &mut *k), (Module::VProj, &mut *v)])?;
+                [inner_q, inner_k, inner_v]
+            }
+        };
         drop((x, x_q));
         let mut before_norm = None;
         if let Some((q_norm, k_norm)) = &weights.qk_norm {
@@ -97,14 +105,9 @@ impl<D: Device> Pass<'_, '_, D> {
         let mut lse = self.buffer(Use::State, &queries.rows, shape.heads)?;
         self.device.attention(&queries.rows, &keys.rows, shape, &q, &k, &v, &mut out, &mut lse)?;
 
-        let mut next = self.linear(queries, &out, layer, Module::OProj)?;
-        let inner_o = self.lora(level, queries, (layer, Module::OProj), &out, &mut next)?;
-        if last {
-            let narrowed = self.gather(&queries.rows, &level.narrow, hidden, &residual)?;
-            self.device.add(&queries.rows, &narrowed, &mut next)?;
-        } else {
-            self.device.add(&queries.rows, &residual, &mut next)?;
-        }
+        let narrowed = if last { Some(self.gather(&queries.rows, &level.narrow, hidden, &residual)?) } else { None };
+        let mut next = self.linear_onto(queries, &out, layer, Module::OProj, narrowed.as_ref().unwrap_or(&residual))?;
+        let [inner_o] = self.lora(level, queries, layer, &out, [(Module::OProj, &mut *next)])?;
         Ok((next, AttentionTape { residual, before_norm, q, k, v, out, lse, inner: [inner_q, inner_k, inner_v, inner_o] }))
     }
 
@@ -131,14 +134,13 @@ impl<D: Device> Pass<'_, '_, D> {
             ),
         };
 
-        let inner_gate = self.lora(level, view, (layer, Module::GateProj), &x, &mut gate)?;
-        let inner_up = self.lora(level, view, (layer, Module::UpProj), &x, &mut up)?;
+        let modules = [(Module::GateProj, &mut *gate), (Module::UpProj, &mut *up)];
+        let [inner_gate, inner_up] = self.lora(level, view, layer, &x, modules)?;
         drop(x);
         let mut product = self.activation(&view.rows, width)?;
         self.device.swiglu(&view.rows, &gate, &up, &mut product)?;
-        let mut next = self.linear(view, &product, layer, Module::DownProj)?;
-        let inner_down = self.lora(level, view, (layer, Module::DownProj), &product, &mut next)?;
-        self.device.add(&view.rows, &residual, &mut next)?;
+        let mut next = self.linear_onto(view, &product, layer, Module::DownProj, &residual)?;
+        let [inner_down] = self.lora(level, view, layer, &product, [(Module::DownProj, &mut *next)])?;
         Ok((next, MlpTape { residual, gate, up, inner: [inner_gate, inner_up, inner_down] }))
     }
 
@@ -172,20 +174,51 @@ impl<D: Device> Pass<'_, '_, D> {
         Ok(out)
     }
 
-    /// Adds the members' adapters of a module to y.
-    fn lora(
+    /// The frozen part of a module without a bias, on top of other rows, into a new buffer.
+    fn linear_onto(
+        &mut self,
+        view: &View,
+        x: &D::Buffer,
+        layer: usize,
+        module: Module,
+        added: &D::Buffer,
+    ) -> Result<Buffer<D>, DeviceError> {
+        let trunk = self.trunk;
+        let Some(linear) = trunk.layers.get(layer).map(|weights| weights.linear(module)) else { return Err(no_layer(layer)) };
+        let mut out = self.activation(&view.rows, trunk.config.module_out(module))?;
+        self.device.linear_add(&view.rows, x, &linear.weight, added, &mut out)?;
+        Ok(out)
+    }
+
+    /// Adds the members' adapters to what each of some modules that read the same x wrote.
+    fn lora<const N: usize>(
         &mut self,
         level: &Level,
         view: &View,
-        (layer, module): (usize, Module),
+        layer: usize,
         x: &D::Buffer,
-        y: &mut D::Buffer,
-    ) -> Result<Inner<D>, DeviceError> {
-        let groups = lora_rows(self.members, level, layer, module);
-        let Some(width) = groups.iter().map(|group| group.module.rank).max() else { return Ok(None) };
-        let mut s = self.pool.take(self.device, Use::State, view.rows.rows() * width)?;
-        self.device.lora(&view.rows, &groups, x, &mut s, width, y)?;
-        Ok(Some((s, width)))
+        modules: [(Module, &mut D::Buffer); N],
+    ) -> Result<[Inner<D>; N], DeviceError> {
+        let (mut names, mut inner): (Vec<Module>, Vec<Buffer<D>>) = (Vec::with_capacity(N), Vec::with_capacity(N));
+        let (mut carried, mut ys) = ([None; N], Vec::with_capacity(N));
+        for ((module, y), carried) in modules.into_iter().zip(&mut carried) {
+            // Those whose rows are here decide how wide s is.
+            let here = |(number, member): (usize, &Member<'_, D>)| {
+                let site = member.adapter.sites.get(layer, module)?;
+                (!level.segments(number).is_empty()).then_some(site.rank)
+            };
+            *carried = self.members.iter().enumerate().filter_map(here).max();
+            if let Some(width) = *carried {
+                names.push(module);
+                inner.push(self.pool.take(self.device, Use::State, view.rows.rows() * width)?);
+                ys.push((y, width));
+            }
+        }
+        let groups = lora_rows(self.members, level, layer, &names);
+        let mut out: Vec<_> = inner.iter_mut().zip(ys).map(|(s, (y, s_width))| LoraOut { s: &mut **s, s_width, y }).collect();
+        self.device.lora(&view.rows, &groups, x, &mut out)?;
+        let mut inner = inner.into_iter();
+        Ok(carried.map(|width| width.and_then(|width| Some((inner.next()?, width)))))
     }
 
     fn head_norm(&mut self, view: &View, heads: usize, x: &D::Buffer, weight: &D::Weight) -> Result<Buffer<D>, DeviceError> {

@@ -11,10 +11,10 @@ pub(crate) mod prepare;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use nodus_kernels::{Device, DeviceError, Layout, LoraGrads, LoraRows, Use};
+use nodus_kernels::{Device, DeviceError, Layout, LoraGrads, LoraRows, LoraSite, Use};
 use nodus_protocol::{AdapterSlot, Batch, Module, SequenceLoss};
 
-use crate::adapter::{Adapter, Sites};
+use crate::adapter::Adapter;
 use crate::cache::{Key, Slot, TrunkCache};
 use crate::engine::Clock;
 use crate::pool::{Lent, Pool};
@@ -183,31 +183,39 @@ impl<'a, 'm, D: Device> Pass<'a, 'm, D> {
     }
 }
 
-/// The rows of a level that carry an adapter on this module, member by member.
-fn lora_rows<'x, D: Device>(members: &'x [Member<'_, D>], level: &Level, layer: usize, module: Module) -> Vec<LoraRows<'x, D::Buffer>> {
+/// What a member has on some modules of a layer.
+fn sites<D: Device>(adapter: &Adapter<D>, layer: usize, modules: &[Module], trains: bool) -> Vec<Option<LoraSite>> {
+    let site = |module: &Module| {
+        let dropout = if trains { adapter.dropout(layer, *module) } else { None };
+        Some(LoraSite { module: adapter.sites.get(layer, *module)?, dropout })
+    };
+    modules.iter().map(site).collect()
+}
+
+/// The rows of a level that carry an adapter on one of these modules, member by member.
+fn lora_rows<'x, D: Device>(members: &'x [Member<'_, D>], level: &Level, layer: usize, modules: &[Module]) -> Vec<LoraRows<'x, D::Buffer>> {
     let group = |(number, member): (usize, &'x Member<'_, D>)| {
         let adapter = &*member.adapter;
         let segments = Some(level.segments(number)).filter(|segments| !segments.is_empty())?;
-        let module_site = adapter.sites.get(layer, module)?;
-        let dropout = if member.trains { adapter.dropout(layer, module) } else { None };
-        Some(LoraRows { segments, module: module_site, dropout, params: &adapter.params })
+        let sites = sites(adapter, layer, modules, member.trains);
+        sites.iter().any(Option::is_some).then_some(LoraRows { segments, sites, params: &adapter.params })
     };
     members.iter().enumerate().filter_map(group).collect()
 }
 
-/// The same with gradients, of those members that train and are chosen.
+/// The same with gradients, of those members that train; `wants_dx` says of whom the gradient goes on below.
 fn lora_grads<'x, D: Device>(
     members: &'x mut [Member<'_, D>],
     level: &Level,
-    (layer, module): (usize, Module),
-    chosen: impl Fn(usize) -> bool,
+    (layer, modules): (usize, &[Module]),
+    wants_dx: impl Fn(usize) -> bool,
 ) -> Vec<LoraGrads<'x, D::Buffer>> {
     let group = |(number, member): (usize, &'x mut Member<'_, D>)| {
-        let dropout = member.adapter.dropout(layer, module);
-        let segments = Some(level.segments(number)).filter(|segments| !segments.is_empty() && member.trains && chosen(number))?;
-        let Adapter { sites, params, grads, .. } = &mut *member.adapter;
-        let module = Sites::get(sites, layer, module)?;
-        Some(LoraGrads { rows: LoraRows { segments, module, dropout, params }, grads })
+        let segments = Some(level.segments(number)).filter(|segments| !segments.is_empty() && member.trains)?;
+        let sites = sites(member.adapter, layer, modules, true);
+        let Adapter { params, grads, .. } = &mut *member.adapter;
+        let rows = LoraRows { segments, sites, params };
+        rows.sites.iter().any(Option::is_some).then_some(LoraGrads { rows, grads, wants_dx: wants_dx(number) })
     };
     members.iter_mut().enumerate().filter_map(group).collect()
 }

@@ -2,7 +2,7 @@
 //! can see.
 
 use nodus_kernels::cpu::{CpuBuffer, CpuDevice, CpuWeight};
-use nodus_kernels::{AdamWItem, AttentionShape, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraRows, Use};
+use nodus_kernels::{AdamWItem, AttentionShape, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Use};
 
 type Done = Result<(), DeviceError>;
 type Buffer = CpuBuffer;
@@ -54,8 +54,8 @@ impl Device for Apart {
     fn rms_norm_backward(&mut self, rows: &Layout, groups: usize, dy: &Buffer, x: &Buffer, weight: &Weight, eps: f32, dx: &mut Buffer, accumulate: bool) -> Done { self.inner.rms_norm_backward(rows, groups, dy, x, weight, eps, dx, accumulate) }
     fn linear(&mut self, rows: &Layout, x: &Buffer, weight: &Weight, bias: Option<&Weight>, out: &mut Buffer) -> Done { self.inner.linear(rows, x, weight, bias, out) }
     fn linear_backward(&mut self, rows: &Layout, dy: &Buffer, weight: &Weight, dx: &mut Buffer, accumulate: bool) -> Done { self.inner.linear_backward(rows, dy, weight, dx, accumulate) }
-    fn lora(&mut self, rows: &Layout, groups: &[LoraRows<'_, Buffer>], x: &Buffer, s: &mut Buffer, s_width: usize, y: &mut Buffer) -> Done { self.inner.lora(rows, groups, x, s, s_width, y) }
-    fn lora_backward(&mut self, rows: &Layout, groups: &mut [LoraGrads<'_, Buffer>], dy: &Buffer, x: &Buffer, s: &Buffer, s_width: usize, dx: Option<&mut Buffer>) -> Done { self.inner.lora_backward(rows, groups, dy, x, s, s_width, dx) }
+    fn lora(&mut self, rows: &Layout, groups: &[LoraRows<'_, Buffer>], x: &Buffer, modules: &mut [LoraOut<'_, Buffer>]) -> Done { self.inner.lora(rows, groups, x, modules) }
+    fn lora_backward(&mut self, rows: &Layout, groups: &mut [LoraGrads<'_, Buffer>], x: &Buffer, modules: &[LoraIn<'_, Buffer>], dx: Option<&mut Buffer>) -> Done { self.inner.lora_backward(rows, groups, x, modules, dx) }
     fn rope(&mut self, rows: &Layout, heads: usize, head_dim: usize, table: &Buffer, x: &mut Buffer, inverse: bool) -> Done { self.inner.rope(rows, heads, head_dim, table, x, inverse) }
     fn attention(&mut self, q_rows: &Layout, kv_rows: &Layout, shape: AttentionShape, q: &Buffer, k: &Buffer, v: &Buffer, out: &mut Buffer, lse: &mut Buffer) -> Done { self.inner.attention(q_rows, kv_rows, shape, q, k, v, out, lse) }
     fn attention_backward(&mut self, q_rows: &Layout, kv_rows: &Layout, shape: AttentionShape, q: &Buffer, k: &Buffer, v: &Buffer, out: &Buffer, lse: &Buffer, dout: &Buffer, dq: &mut Buffer, dk: &mut Buffer, dv: &mut Buffer) -> Done { self.inner.attention_backward(q_rows, kv_rows, shape, q, k, v, out, lse, dout, dq, dk, dv) }

@@ -1,6 +1,6 @@
 //! A device that takes a trunk and then breaks at the first adapter.
 
-use nodus_kernels::{AdamWItem, AttentionShape, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraRows, Use};
+use nodus_kernels::{AdamWItem, AttentionShape, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Use};
 
 type Done = Result<(), DeviceError>;
 
@@ -47,8 +47,8 @@ impl Device for Broken {
     fn rms_norm_backward(&mut self, _: &Layout, _: usize, _: &usize, _: &usize, _: &(), _: f32, _: &mut usize, _: bool) -> Done { unreachable!() }
     fn linear(&mut self, _: &Layout, _: &usize, _: &(), _: Option<&()>, _: &mut usize) -> Done { unreachable!() }
     fn linear_backward(&mut self, _: &Layout, _: &usize, _: &(), _: &mut usize, _: bool) -> Done { unreachable!() }
-    fn lora(&mut self, _: &Layout, _: &[LoraRows<'_, usize>], _: &usize, _: &mut usize, _: usize, _: &mut usize) -> Done { unreachable!() }
-    fn lora_backward(&mut self, _: &Layout, _: &mut [LoraGrads<'_, usize>], _: &usize, _: &usize, _: &usize, _: usize, _: Option<&mut usize>) -> Done { unreachable!() }
+    fn lora(&mut self, _: &Layout, _: &[LoraRows<'_, usize>], _: &usize, _: &mut [LoraOut<'_, usize>]) -> Done { unreachable!() }
+    fn lora_backward(&mut self, _: &Layout, _: &mut [LoraGrads<'_, usize>], _: &usize, _: &[LoraIn<'_, usize>], _: Option<&mut usize>) -> Done { unreachable!() }
     fn rope(&mut self, _: &Layout, _: usize, _: usize, _: &usize, _: &mut usize, _: bool) -> Done { unreachable!() }
     fn attention(&mut self, _: &Layout, _: &Layout, _: AttentionShape, _: &usize, _: &usize, _: &usize, _: &mut usize, _: &mut usize) -> Done { unreachable!() }
     fn attention_backward(&mut self, _: &Layout, _: &Layout, _: AttentionShape, _: &usize, _: &usize, _: &usize, _: &usize, _: &usize, _: &usize, _: &mut usize, _: &mut usize, _: &mut usize) -> Done { unreachable!() }

@@ -1,0 +1,69 @@
+// Attention's products in bf16: one operand in registers, the other in shared memory, filled by asynchronous copies.
+// Must never be included where activations are float32.
+#pragma once
+#include "attention.cuh"
+
+#define LOG2E 1.4426950408889634f
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// acc (16 x 8 NB) += A B for 16 inner elements: A in registers, B (16 x 8 NB) by columns (element (k, n) at b[n ldb + k]), or by rows where BT.
+template <bool BT, int NB> __device__ __forceinline__ void step_mma(float (&acc)[NB][4], const u32 (&a)[4], const act* b, u32 ldb) {
+    u32 lane = threadIdx.x % 32;
+    const act* from = BT ? b + lane % 16 * ldb + lane / 16 * 8 : b + (lane % 8 + lane / 16 * 8) * ldb + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int j = 0; j < NB; j += 2) {
+        u32 both[4];
+        fragment_a<BT>(both, BT ? from + j * 8 : from + j * 8 * ldb);
+        u32 first[2] = {both[0], both[1]}, second[2] = {both[2], both[3]};
+        mma(acc[j], a, first);
+        mma(acc[j + 1], a, second);
+    }
+}
+
+// acc (16 x 8 NB) += A B, A (16 x K) by rows in shared memory.
+template <bool BT, int NB, int K>
+__device__ __forceinline__ void shared_mma(float (&acc)[NB][4], const act* a, u32 lda, const act* b, u32 ldb) {
+    u32 lane = threadIdx.x % 32;
+    const act* from = a + lane % 16 * lda + lane / 16 * 8;
+#pragma unroll
+    for (int k = 0; k < K; k += 16) {
+        u32 fa[4];
+        fragment_a<false>(fa, from + k);
+        step_mma<BT, NB>(acc, fa, BT ? b + k * ldb : b + k, ldb);
+    }
+}
+
+// acc (16 x 8 NB) += P B, with P (16 x 8 KB) where accumulators hold it, rounded to bf16; B by rows.
+template <int NB, int KB> __device__ __forceinline__ void held_mma(float (&acc)[NB][4], const float (&p)[KB][4], const act* b, u32 ldb) {
+#pragma unroll
+    for (int k = 0; k < KB; k += 2) {
+        u32 a[4] = {pack(p[k][0], p[k][1]), pack(p[k][2], p[k][3]), pack(p[k + 1][0], p[k + 1][1]), pack(p[k + 1][2], p[k + 1][3])};
+        step_mma<true, NB>(acc, a, b + k * 8 * ldb, ldb);
+    }
+}
+
+// load_head without waiting: what lies past `rows` or the head is zero. Ends with `arrived`.
+__device__ __forceinline__ void begin_head(act* tile, const act* x, u64 row, u32 rows, u32 heads, u32 head) {
+    if constexpr (HEAD_DIM % 8 == 0) {
+        const act* from = x + (row * heads + head) * HEAD_DIM;
+        u64 pitch = (u64)heads * HEAD_DIM;
+        for (u32 i = threadIdx.x; i < TILE * WIDE / 8; i += THREADS) {
+            u32 r = i / (WIDE / 8), c = i % (WIDE / 8) * 8;
+            bool real = r < rows && c < HEAD_DIM;
+            u32 bytes = real ? 16 : 0;
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                         ::"r"(shared_address(tile + r * LD + c)), "l"(real ? from + r * pitch + c : x), "r"(bytes) : "memory");
+        }
+    } else {
+        load_head(tile, x, row, rows, heads, head);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until all but the latest PENDING of this thread's groups have arrived.
+template <int PENDING> __device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
