@@ -135,7 +135,7 @@ pub enum HeldOut {
 pub enum ExternalEvent {
     /// The job asked whether to stop and was told so.
     StopRequested {
-        /// At which of its calls of `should-stop`, from 1, for the first time.
+        /// At which question for the first time, from 1: its calls of `should-stop`, and one before each further piece of an evaluation.
         call: u64,
     },
 }

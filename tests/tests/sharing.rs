@@ -233,7 +233,8 @@ fn what_was_signed_is_verified_and_what_was_changed_is_named() {
     assert!(told.contains("signature: ok") && told.contains("chain not checked"), "{told}");
 
     let stranger = Host::new();
-    stranger.ok(["data", "list"]);
+    std::fs::write(stranger.path("some.jsonl"), "{\"text\": \"a\"}\n").unwrap();
+    stranger.ok(["data", "put", stranger.path("some.jsonl").to_str().unwrap(), "--name", "some"]);
     let key = stranger.path("data/host_key.pub.pem");
     let other = host.call(audit("verify", &member).iter().map(String::as_str).chain(["--key", key.to_str().unwrap()]));
     assert_eq!(other.status.code(), Some(2));

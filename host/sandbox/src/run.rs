@@ -48,7 +48,8 @@ pub struct JobSpec {
     pub limits: Limits,
     /// Asks it to stop.
     pub stop: StopFlag,
-    /// Has its `should-stop` answer yes from this call on, the first being 1: how a run that was asked to stop is run again.
+    /// Tells it to stop from this question on, the first being 1 (calls of `should-stop`, and one before each further piece of a long
+    /// evaluation): how a run that was asked to stop is run again.
     pub stop_at: Option<u64>,
     /// Jobs that name the same cohort may share trunk activations.
     pub cohort: Option<u64>,
@@ -61,7 +62,7 @@ pub struct JobEnd {
     pub outcome: Outcome,
     /// What it used.
     pub usage: Usage,
-    /// The call of `should-stop` that was the first to answer yes; none where none did, and no request could be seen.
+    /// The question (see [`JobSpec::stop_at`]) that was the first to be answered yes; none where none was, and no request could be seen.
     pub stopped_at: Option<u64>,
 }
 

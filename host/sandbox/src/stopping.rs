@@ -4,7 +4,7 @@
 
 use crate::run::StopFlag;
 
-/// The answers of a job's `should-stop`.
+/// The answers to a job's `should-stop`, and to the question before each further piece of an evaluation.
 #[derive(Debug)]
 pub(crate) struct Stopping {
     flag: StopFlag,
@@ -14,12 +14,12 @@ pub(crate) struct Stopping {
 }
 
 impl Stopping {
-    /// Answers yes once the flag is set, or from the call `stop_at` on; calls count from 1.
+    /// Answers yes once the flag is set, or from the question `stop_at` on; they count from 1.
     pub(crate) fn new(flag: StopFlag, stop_at: Option<u64>) -> Self {
         Self { flag, stop_at, calls: 0, seen_at: None }
     }
 
-    /// One call.
+    /// One question. A guest asks them in an order that is its own.
     pub(crate) fn ask(&mut self) -> bool {
         self.calls += 1;
         let is_due = self.stop_at.is_some_and(|call| self.calls >= call) || self.flag.is_requested();
@@ -29,7 +29,7 @@ impl Stopping {
         self.seen_at.is_some()
     }
 
-    /// The first call that was answered yes.
+    /// The first that was answered yes.
     pub(crate) fn seen_at(&self) -> Option<u64> {
         self.seen_at
     }

@@ -5,10 +5,12 @@
 use std::io::Write;
 
 use anyhow::Context as _;
+use nodus_sandbox::services::Source;
 
 use super::conclude::{Kept, Status, Verdict};
 use super::crew::{Fared, Post};
 use super::output::Output;
+use super::record::{ADAPTER, Figures};
 use super::summary::{self, CSV, JSON, Machine, Row};
 use crate::error::{Ending, user};
 use crate::paths::shown;
@@ -44,15 +46,31 @@ fn success(fared: &Fared, verdict: &Verdict, is_stopped: bool, kept: String) -> 
         let how = if is_stopped { "stopped on request after" } else { "completed" };
         let loss = figures.last_loss.map_or_else(String::new, |loss| format!(", last loss {loss:.4}"));
         lines.push(format!("{how} {}{loss}, {} with a label", count(figures.steps, "step"), count(figures.tokens, "token")));
-        if let Some((first, last)) = figures.held_out {
-            lines.push(format!("held-out loss: {first:.4} first, {last:.4} last"));
-        }
+        lines.extend(Source::ALL.into_iter().filter_map(|data| evaluated(figures, data)));
     }
     lines.push(kept);
-    if matches!(&verdict.kept, Kept::All(adapters) if !adapters.iter().any(|name| name == "adapter")) {
+    if matches!(&verdict.kept, Kept::All(adapters) if !adapters.iter().any(|name| name == ADAPTER)) {
         lines.push("the job saved no adapter named `adapter`".to_owned());
     }
     lines
+}
+
+/// The losses of the job's adapter on one kind of data.
+fn evaluated(figures: &Figures, data: Source) -> Option<String> {
+    let (first, last) = figures.result_on(data)?;
+    let adapters = figures.evaluated.keys().filter(|(of, _)| *of == data).count();
+    let whose = if adapters > 1 { format!(" of adapter {}", figures.result()) } else { String::new() };
+    let losses = if first.to_bits() == last.to_bits() { format!("{last:.4}") } else { format!("{first:.4} first, {last:.4} last") };
+    Some(format!("{} loss{whose}: {losses}", data_name(data)))
+}
+
+/// What kind of data that is, in front of `loss`.
+pub(super) fn data_name(data: Source) -> &'static str {
+    match data {
+        Source::HeldOut => "held-out",
+        Source::Train => "training-data",
+        Source::Own => "own-data",
+    }
 }
 
 /// Several jobs.
