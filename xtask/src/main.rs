@@ -35,6 +35,8 @@ enum Command {
         #[arg(long)]
         slow: bool,
     },
+    /// Build the ready-made components to tenants/target/wasm32-wasip2/release, naming no folder of this machine
+    Guests,
     /// Train a LoRA adapter on a real model, end to end, on a fresh machine
     Demo {
         /// A Hugging Face folder or .gguf file in place of SmolLM2-135M-Instruct
@@ -58,6 +60,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Test { slow } => test::run_all(slow),
+        Command::Guests => steps::add_wasm_target().and_then(|()| steps::build_tenants()),
         Command::Demo { model } => demo::run_demo(model.as_deref()),
         Command::GpuTest { cases, seconds, seed } => {
             let numbers = [("--cases", cases), ("--seconds", seconds), ("--seed", seed)];
