@@ -65,7 +65,7 @@ pub(crate) fn model(store: &Store, paths: Paths, path: &Path, name: &Name, no_to
         });
     }
     if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("gguf")) {
-        return Err(user(format!("{} is no model: expected a Hugging Face folder or a .gguf file", shown(path))));
+        return Err(user(format!("{} is not a model: expected a Hugging Face folder or a .gguf file", shown(path))));
     }
     let file = paths.open(path)?.into_std();
     store.add_model(name, |dir| {

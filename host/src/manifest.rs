@@ -57,7 +57,7 @@ pub enum Params {
 /// # Errors
 /// The user's: the first thing that is wrong, with the job, the key and what would be right.
 pub fn parse(text: &str) -> anyhow::Result<Vec<Entry>> {
-    let table: Table = text.parse().map_err(|error: toml::de::Error| user(format!("no TOML: {}", error.to_string().trim_end())))?;
+    let table: Table = text.parse().map_err(|error: toml::de::Error| user(format!("not TOML: {}", error.to_string().trim_end())))?;
     refuse_unknown(&table, &[LIST], "the manifest")?;
     let jobs = match table.get(LIST) {
         Some(Value::Array(jobs)) if !jobs.is_empty() => jobs,
@@ -69,7 +69,7 @@ pub fn parse(text: &str) -> anyhow::Result<Vec<Entry>> {
     let mut names = BTreeSet::new();
     let mut entries = Vec::new();
     for (i, job) in jobs.iter().enumerate() {
-        let Value::Table(job) = job else { return Err(user(format!("job {} is no table, expected [[jobs]]", i + 1))) };
+        let Value::Table(job) = job else { return Err(user(format!("job {} is not a table, expected [[jobs]]", i + 1))) };
         let entry = Job { table: job, place: place(job, i) }.entry()?;
         if !names.insert(entry.name.as_str().to_ascii_lowercase()) {
             return Err(user(format!("two jobs are named `{}`, expected different names, since each is a folder", entry.name)));

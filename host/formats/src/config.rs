@@ -245,7 +245,7 @@ mod tests {
             (r#"{"head_dim": 3}"#, "`head_dim`: 3, which is odd"),
             (r#"{"eos_token_id": 256}"#, "`eos_token_id`: 256, expected below the vocabulary of 256"),
             (r#"{"eos_token_id": "</s>"}"#, "expected a token id or a list of them"),
-            (r#"{"vocab_size": 1e400}"#, "no JSON object"),
+            (r#"{"vocab_size": 1e400}"#, "not a JSON object"),
         ] {
             let error = if change.contains("e400") { parse(change.as_bytes()).unwrap_err().to_string() } else { with(change).unwrap_err() };
             assert!(error.starts_with("config.json") && error.contains(expected), "{change}: {error}");

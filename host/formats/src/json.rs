@@ -106,7 +106,7 @@ impl<'a> Object<'a> {
 
 /// Parses a file that must hold one JSON object.
 pub(crate) fn parse(file: &str, bytes: &[u8]) -> Result<Map<String, Value>, FormatError> {
-    serde_json::from_slice(bytes).map_err(|e| FormatError::invalid(file, Place::File, format!("no JSON object ({e})"), "a JSON object"))
+    serde_json::from_slice(bytes).map_err(|e| FormatError::invalid(file, Place::File, format!("not a JSON object ({e})"), "a JSON object"))
 }
 
 #[cfg(test)]
@@ -122,6 +122,6 @@ mod tests {
         let inner = object.object("n", "n.").unwrap().unwrap();
         assert_eq!(inner.number("b").unwrap_err().to_string(), "config.json, `n.b`: \"x\", expected a finite number");
         assert!(object.size("z").unwrap().is_none() && object.has("z"));
-        assert!(parse("config.json", b"[1]").unwrap_err().to_string().starts_with("config.json: no JSON object"));
+        assert!(parse("config.json", b"[1]").unwrap_err().to_string().starts_with("config.json: not a JSON object"));
     }
 }

@@ -31,7 +31,7 @@ pub enum TextError {
     #[error("the model's chat template failed: {0}")]
     Template(String),
     /// No such token.
-    #[error("{0} is no token, expected one of the model's vocabulary")]
+    #[error("{0} is not a token, expected one of the model's vocabulary")]
     UnknownToken(u32),
     /// A text that could become too long.
     #[error("a text of {bytes} bytes, expected at most {allowed} for this model's tokenizer")]
@@ -81,19 +81,19 @@ impl TextModel {
         let settings = Object::new(SETTINGS, &settings);
         let map = object("special_tokens_map.json")?;
         let tokens = special_tokens(settings, Object::new("special_tokens_map.json", &map))?;
-        let template = match read_optional(dir, "chat_template.jinja", CONFIG_BYTES_MAX)? {
-            Some(bytes) => Some(
-                String::from_utf8(bytes)
-                    .map_err(|_| FormatError::invalid("chat_template.jinja", Place::File, "bytes that are no UTF-8", "a Jinja template"))?,
-            ),
-            None => {
-                let file = object("chat_template.json")?;
-                match template_of(Object::new("chat_template.json", &file))? {
-                    None => template_of(settings)?,
-                    some => some,
+        let template =
+            match read_optional(dir, "chat_template.jinja", CONFIG_BYTES_MAX)? {
+                Some(bytes) => Some(String::from_utf8(bytes).map_err(|_| {
+                    FormatError::invalid("chat_template.jinja", Place::File, "bytes that are not UTF-8", "a Jinja template")
+                })?),
+                None => {
+                    let file = object("chat_template.json")?;
+                    match template_of(Object::new("chat_template.json", &file))? {
+                        None => template_of(settings)?,
+                        some => some,
+                    }
                 }
-            }
-        };
+            };
         Self::from_parts(&tokenizer, settings.bool("add_bos_token")?, tokens, template).map(Some)
     }
 

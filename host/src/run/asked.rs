@@ -77,7 +77,7 @@ fn of_sweep(paths: Paths, args: &RunArgs, (component, model, data): (&Path, &Nam
 fn of_manifest(paths: Paths, path: &Path) -> anyhow::Result<Vec<Asked>> {
     let bytes = paths.read(path, MANIFEST_BYTES_MAX)?;
     let within = |error: anyhow::Error| if exit_code(&error) == 2 { user(format!("{}: {error}", shown(path))) } else { error };
-    let text = String::from_utf8(bytes).map_err(|error| within(user(format!("no UTF-8: {error}"))))?;
+    let text = String::from_utf8(bytes).map_err(|error| within(user(format!("not UTF-8: {error}"))))?;
     let folder = path.parent().unwrap_or(Path::new(""));
     let entries = manifest::parse(&text).map_err(within)?;
     entries.into_iter().zip(0..).map(|(entry, cohort)| of_entry(paths, folder, entry, cohort)).collect()
@@ -102,5 +102,5 @@ fn of_entry(paths: Paths, folder: &Path, entry: Entry, cohort: u64) -> anyhow::R
 
 fn text(paths: Paths, path: &Path) -> anyhow::Result<String> {
     let bytes = paths.read(path, Limits::DEFAULT.parameter_bytes)?;
-    String::from_utf8(bytes).map_err(|error| user(format!("{}: no UTF-8: {error}", shown(path))))
+    String::from_utf8(bytes).map_err(|error| user(format!("{}: not UTF-8: {error}", shown(path))))
 }

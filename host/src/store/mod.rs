@@ -68,7 +68,7 @@ impl Store {
     /// The user's, where this is no data folder.
     pub fn open_to_read(dir: Dir) -> anyhow::Result<Self> {
         if !dir.is_dir(MODELS) {
-            return Err(user("this is no data folder: it has no models/"));
+            return Err(user("this is not a data folder: it has no models/"));
         }
         Ok(Self { dir, _alive: None })
     }
@@ -189,7 +189,7 @@ mod tests {
     fn reading_makes_nothing_and_needs_a_data_folder() {
         let root = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
         let error = Store::open_to_read(root.try_clone().unwrap()).unwrap_err();
-        assert!(error.to_string().contains("no data folder"), "{error}");
+        assert!(error.to_string().contains("not a data folder"), "{error}");
         root.create_dir("models").unwrap();
         let store = Store::open_to_read(root.try_clone().unwrap()).unwrap();
         assert!(store.models().unwrap().is_empty() && store.datasets().unwrap().is_empty());

@@ -87,7 +87,7 @@ impl ChatTemplate {
         let mut output = Bounded(Vec::new());
         let template = self.environment.get_template(NAME).map_err(|e| chain(&e))?;
         template.render_captured_to(context, &mut output).map_err(|e| chain(&e))?;
-        String::from_utf8(output.0).map_err(|_| "the rendering is no UTF-8".into())
+        String::from_utf8(output.0).map_err(|_| "the rendering is not UTF-8".into())
     }
 }
 

@@ -186,7 +186,7 @@ impl<'a, R: BufRead> Lines<'a, R> {
         {
             return Err(self.refuse(found, expected));
         }
-        let text = std::str::from_utf8(bytes).map_err(|e| self.refuse(format!("no UTF-8 at byte {}", e.valid_up_to() + 1), "UTF-8"))?;
+        let text = std::str::from_utf8(bytes).map_err(|e| self.refuse(format!("not UTF-8 at byte {}", e.valid_up_to() + 1), "UTF-8"))?;
         let Object(fields) = serde_json::from_str::<Object<Fields>>(text).map_err(|e| {
             // The error counts lines within the one it was given.
             let why = e.to_string().replace(" at line 1 column ", " at column ");

@@ -146,7 +146,7 @@ fn bad_lines_are_refused_with_file_line_and_reason() {
     }
     let broken = [good.as_bytes(), b"\n{\"text\": \"\xff\"}\n"].concat();
     let error = check(&broken[..], "d.jsonl").unwrap_err().to_string();
-    assert_eq!(error, "d.jsonl, line 2: no UTF-8 at byte 11, expected UTF-8");
+    assert_eq!(error, "d.jsonl, line 2: not UTF-8 at byte 11, expected UTF-8");
     assert!(run(&model, "", 128).unwrap_err().starts_with("d.jsonl: no lines"));
     assert!(run(&model, "\n\n", 128).unwrap_err().starts_with("d.jsonl: no lines"));
 }

@@ -194,7 +194,7 @@ fn a_text_begins_with_what_the_tokenizer_says_and_never_ends_with_more() {
 
     let text = text("{}");
     assert_eq!(text.decode(&[1, 104, 195, 169, 2]).unwrap(), "<s>hé</s>");
-    assert_eq!(text.decode(&[256]).unwrap_err().to_string(), "256 is no token, expected one of the model's vocabulary");
+    assert_eq!(text.decode(&[256]).unwrap_err().to_string(), "256 is not a token, expected one of the model's vocabulary");
     assert!(text.apply_chat_template(&[], true).unwrap_err().to_string().contains("without a chat template"));
 }
 
