@@ -101,8 +101,9 @@ impl Default for Limits {
 }
 
 /// Rows of one piece of an evaluation at most, whatever `batch-tokens` says; a longer sequence is a piece of its own. A sequence
-/// counts as a multiple of [`EVALUATION_ROW_ALIGN`], as a device may place it. No result depends on it.
-pub const EVALUATION_ROWS_MAX: u64 = 4096;
+/// counts as a multiple of [`EVALUATION_ROW_ALIGN`], as a device may place it. After each piece the job's owner hears how far it is, and can
+/// have it stopped. No result depends on it.
+pub const EVALUATION_ROWS_MAX: u64 = 2048;
 /// See [`EVALUATION_ROWS_MAX`].
 pub const EVALUATION_ROW_ALIGN: u64 = 128;
 /// Longest line of a log; a longer one is broken into several.

@@ -56,7 +56,7 @@ pub enum ModelMode {
         #[arg(required_unless_present = "random", conflicts_with = "random")]
         path: Option<PathBuf>,
         /// The name to keep it under: letters, digits, - _ .
-        #[arg(long)]
+        #[arg(long, allow_hyphen_values = true)]
         name: Name,
         /// Leave the model's tokenizer out; only data of `tokens` works then
         #[arg(long, conflicts_with = "random")]
@@ -90,7 +90,7 @@ pub enum DataMode {
         /// A JSON Lines file
         file: PathBuf,
         /// The name to keep it under: letters, digits, - _ .
-        #[arg(long)]
+        #[arg(long, allow_hyphen_values = true)]
         name: Name,
     },
     /// List the data sets
@@ -153,8 +153,10 @@ mod tests {
         assert!(refusal(&["--trunk-cache", "much"]).contains("512MiB"));
         assert!(refusal(&["--sweep", "rank"]).contains("key=v1,v2"));
         assert!(refusal(&["--sweep", "rank=4,4"]).contains("rank"));
-        let bad_name = Cli::try_parse_from(["nodus-host", "model", "import", "x", "--name", "../evil"]).unwrap_err();
-        assert!(bad_name.to_string().contains("letters, digits"), "{bad_name}");
-        assert_eq!(bad_name.exit_code(), 2);
+        for name in ["../evil", "-rf", "..", "--"] {
+            let bad_name = Cli::try_parse_from(["nodus-host", "model", "import", "x", "--name", name]).unwrap_err();
+            assert!(bad_name.to_string().contains("letters, digits"), "{bad_name}");
+            assert_eq!(bad_name.exit_code(), 2);
+        }
     }
 }

@@ -44,7 +44,7 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// The call of `should-stop` at which it learnt that it was to stop.
+    /// The question at which it learnt that it was to stop; see [`JobSpec::stop_at`].
     pub(crate) fn stopped_at(&self) -> Option<u64> {
         self.end.as_ref().and_then(|end| end.stopped_at)
     }

@@ -88,7 +88,7 @@ pub(crate) struct Job {
     pub(crate) adapters: Vec<(Digest, Arc<AdapterWeights>)>,
     pub(crate) seed: u64,
     pub(crate) limits: Limits,
-    /// The call of `should-stop` from which on it is told to stop, where a run is repeated that was.
+    /// From which question on it is told to stop, where a run is repeated that was.
     pub(crate) stop_at: Option<u64>,
     /// Jobs of one cohort may share trunk activations.
     pub(crate) cohort: u64,

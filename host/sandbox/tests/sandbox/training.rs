@@ -110,13 +110,13 @@ async fn a_failure_of_the_services_is_ours_and_the_guest_never_reads_it() {
 
 #[tokio::test]
 async fn a_large_evaluation_is_split_with_equal_bits_and_told_once() {
-    // Examples have 1 to 10 rows, and each counts as 128 of the 4096 of a piece.
+    // Examples have 1 to 10 rows, and each counts as 128 of the 2048 of a piece.
     let pieces =
         |ran: &Ran| -> Vec<u64> { ran.commands.iter().filter_map(|command| command.strip_prefix("evaluate 0 ")?.parse().ok()).collect() };
     let large = Job::new("evaluate-all 75").run().await;
     large.completed();
     assert_eq!(told(&large), ["evaluation of 0 after 0: 75"]);
-    assert_eq!((pieces(&large).len(), pieces(&large).iter().sum::<u64>()), (3, 7 * 55 + 15));
+    assert_eq!((pieces(&large).len(), pieces(&large).iter().sum::<u64>()), (5, 7 * 55 + 15));
     let whole = Job::new("evaluate-all 25").run().await;
     let split = Job::new("evaluate-all 25").limits(|limits| limits.batch_tokens = 12).run().await;
     for ran in [&whole, &split] {
