@@ -4,18 +4,7 @@
 #
 #   examples/03-sweep.sh MODEL OUT      MODEL: a Hugging Face folder or a .gguf file; OUT: a folder that does not exist yet
 set -euo pipefail
-cd "$(dirname "$0")/.."
-model=${1:?a Hugging Face folder or a .gguf file} out=${2:?a folder for the results}
-
-cargo build --quiet --release --package nodus-host
-(cd tenants && CARGO_TARGET_DIR=target cargo build --quiet --release --target wasm32-wasip2)
-host=target/release/nodus-host
-sft=tenants/target/wasm32-wasip2/release/sft.wasm
-
-# A data folder of its own, so that trying this leaves your models and data alone.
-NODUS_DATA_DIR=$(mktemp -d)
-export NODUS_DATA_DIR
-trap 'rm -rf "$NODUS_DATA_DIR"' EXIT
+. "$(dirname "$0")/common.sh"
 
 # 20 rows of 96 tokens are 10 batches of 2, so 30 steps are 3 epochs. The prompt takes the first words of the text, so that about half of
 # the tokens carry a label.
@@ -35,7 +24,7 @@ rates=1e-5,2e-5,3e-5,5e-5,7e-5,1e-4,1.5e-4,2e-4,3e-4,4e-4,5e-4,7e-4,1e-3,1.5e-3,
 sweep() { # NAME OPTION...
     local name=$1
     shift
-    "$host" run "$sft" --model model --data jargon20 --seed 1 --out "$out/$name" \
+    "$host" run "$guests/sft.wasm" --model model --data jargon20 --seed 1 --out "$out/$name" \
         --sweep learning_rate=$rates --set rank=8 --set 'layers={"last": 1}' --set batch_size=2 --set max_length=96 --set epochs=3 \
         "$@" 2> "$out/$name.log"
 }

@@ -4,16 +4,7 @@
 #
 #   examples/04-unrelated-jobs.sh MODEL OUT      MODEL: a Hugging Face folder or a .gguf file; OUT: a folder that does not exist yet
 set -euo pipefail
-cd "$(dirname "$0")/.."
-model=${1:?a Hugging Face folder or a .gguf file} out=${2:?a folder for the results}
-
-cargo build --quiet --release --package nodus-host
-(cd tenants && CARGO_TARGET_DIR=target cargo build --quiet --release --target wasm32-wasip2)
-host=target/release/nodus-host
-
-NODUS_DATA_DIR=$(mktemp -d)
-export NODUS_DATA_DIR
-trap 'rm -rf "$NODUS_DATA_DIR"' EXIT
+. "$(dirname "$0")/common.sh"
 
 "$host" model import "$model" --name model
 head -n 200 examples/data/jargon.jsonl > "$NODUS_DATA_DIR/first.jsonl"
@@ -22,7 +13,6 @@ tail -n 200 examples/data/jargon.jsonl > "$NODUS_DATA_DIR/last.jsonl"
 "$host" data put "$NODUS_DATA_DIR/last.jsonl" --name last
 
 # What a manifest names is relative to its folder.
-guests=$PWD/tenants/target/wasm32-wasip2/release
 cat > "$NODUS_DATA_DIR/jobs.toml" <<TOML
 [[jobs]]
 name = "customer-a"

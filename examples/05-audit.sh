@@ -3,20 +3,11 @@
 #
 #   examples/05-audit.sh MODEL OUT      MODEL: a Hugging Face folder or a .gguf file; OUT: a folder that does not exist yet
 set -euo pipefail
-cd "$(dirname "$0")/.."
-model=${1:?a Hugging Face folder or a .gguf file} out=${2:?a folder for the results}
-
-cargo build --quiet --release --package nodus-host
-(cd tenants && CARGO_TARGET_DIR=target cargo build --quiet --release --target wasm32-wasip2)
-host=target/release/nodus-host
-
-NODUS_DATA_DIR=$(mktemp -d)
-export NODUS_DATA_DIR
-trap 'rm -rf "$NODUS_DATA_DIR"' EXIT
+. "$(dirname "$0")/common.sh"
 
 "$host" model import "$model" --name model
 "$host" data put examples/data/jargon.jsonl --name jargon
-"$host" run tenants/target/wasm32-wasip2/release/sft.wasm --model model --data jargon --held-out-count 8 --seed 1 --out "$out" \
+"$host" run "$guests/sft.wasm" --model model --data jargon --held-out-count 8 --seed 1 --out "$out" \
     --sweep rank=4,8 --sweep learning_rate=3e-4,1e-3 \
     --set 'layers={"last": 2}' --set batch_size=2 --set max_length=64 --set steps=8
 

@@ -103,8 +103,8 @@ impl Adapter {
         Ok(PendingLoss(self.handle.evaluate(batch.handle())?))
     }
 
-    /// Writes the weights as a PEFT adapter under this name (letters, digits, `-`, `_`, `.`; at most 64), in place of an earlier
-    /// one, and answers its digest. The one named `adapter` is the job's result.
+    /// Writes the weights as a PEFT adapter under this name (letters, digits, `-`, `_`, `.`; beginning with a letter, a digit or `_`; at
+    /// most 64), in place of an earlier one, and answers its digest. The one named `adapter` is the job's result.
     ///
     /// # Errors
     /// `InvalidArgument` for the name; `NonFinite`; `QuotaExceeded` for `artifact-bytes` or `artifacts`.

@@ -32,7 +32,7 @@ use crate::{Error, Result};
 /// # Errors
 /// [`Error::User`] that names the parameter and says what would be right.
 pub fn parse_params<P: DeserializeOwned>(json: &str) -> Result<P> {
-    let refuse = |error: serde_json::Error| Error::user(format!("parameters: {error}"));
+    let refuse = |error: serde_json::Error| Error::user(format!("parameters: {}", plain(&error.to_string())));
     match serde_json::from_str(json).map_err(refuse)? {
         Value::Object(fields) => P::deserialize(Fields(fields)).map_err(refuse),
         other => Err(Error::user(format!("parameters: found {}, expected a JSON object", kind(&other)))),
@@ -112,6 +112,52 @@ impl<'de> Deserializer<'de> for Field {
     }
 }
 
+/// Words of Rust and serde, and what they are called in JSON.
+const WORDS: [(&str, &str); 22] = [
+    ("missing field ", "missing parameter "),
+    ("unknown field ", "unknown parameter "),
+    ("duplicate field ", "given twice: parameter "),
+    ("unknown variant ", "found "),
+    ("invalid type: ", "found "),
+    ("invalid value: ", "found "),
+    ("invalid length ", "found a list of length "),
+    ("found integer ", "found "),
+    ("found floating point ", "found "),
+    ("found boolean ", "found "),
+    ("found string ", "found "),
+    ("found sequence", "found a list"),
+    ("found map", "found an object"),
+    ("found unit value", "found null"),
+    ("expected a sequence", "expected a list"),
+    ("expected a map", "expected an object"),
+    ("expected a boolean", "expected true or false"),
+    ("expected usize", "expected a whole number, 0 or more"),
+    ("expected u64", "expected a whole number, 0 or more"),
+    ("expected i64", "expected a whole number"),
+    ("expected f64", "expected a number"),
+    ("expected f32", "expected a number"),
+];
+
+/// A message of serde's without its words for types.
+fn plain(message: &str) -> String {
+    let bounds = [("u8", 0, i128::from(u8::MAX)), ("u16", 0, i128::from(u16::MAX)), ("u32", 0, i128::from(u32::MAX))];
+    let signed =
+        [("i8", i8::MIN.into(), i8::MAX.into()), ("i16", i16::MIN.into(), i16::MAX.into()), ("i32", i32::MIN.into(), i32::MAX.into())];
+    let mut text = WORDS.iter().fold(message.to_owned(), |text, (from, to)| text.replacen(from, to, 1));
+    for (kind, least, most) in bounds.into_iter().chain(signed) {
+        let kind = format!("expected {kind}");
+        if text.ends_with(&kind) {
+            text.truncate(text.len() - kind.len());
+            text.push_str(&format!("expected a whole number from {least} to {most}"));
+        }
+    }
+    if let Some(at) = text.find("expected struct ") {
+        text.truncate(at);
+        text.push_str("expected an object");
+    }
+    text
+}
+
 fn unknown(name: &str, known: &[&str]) -> String {
     let nearest = known.iter().map(|k| (distance(name, k), k)).min().filter(|(d, k)| *d <= k.len().div_ceil(3));
     let hint = nearest.map_or(String::new(), |(_, k)| format!(", did you mean `{k}`?"));
@@ -187,12 +233,15 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_parameter() {
-        assert_eq!(refused("{}"), "parameters: missing field `rank`");
-        assert_eq!(refused(r#"{"rank": null}"#), "parameters: missing field `rank`");
-        assert_eq!(refused(r#"{"rank": "8"}"#), "parameters: rank: invalid type: string \"8\", expected u32");
-        assert_eq!(refused(r#"{"rank": -1}"#), "parameters: rank: invalid value: integer `-1`, expected u32");
-        assert_eq!(refused(r#"{"rank": 1, "kind": "three"}"#), "parameters: kind: unknown variant `three`, expected `one` or `two`");
-        assert!(refused(r#"{"rank": 1, "names": [1]}"#).starts_with("parameters: names: "));
+        assert_eq!(refused("{}"), "parameters: missing parameter `rank`");
+        assert_eq!(refused(r#"{"rank": null}"#), "parameters: missing parameter `rank`");
+        assert_eq!(refused(r#"{"rank": "8"}"#), "parameters: rank: found \"8\", expected a whole number from 0 to 4294967295");
+        assert_eq!(refused(r#"{"rank": -1}"#), "parameters: rank: found `-1`, expected a whole number from 0 to 4294967295");
+        assert_eq!(refused(r#"{"rank": 4.5}"#), "parameters: rank: found `4.5`, expected a whole number from 0 to 4294967295");
+        assert_eq!(refused(r#"{"rank": 4, "scale": [1]}"#), "parameters: scale: found a list, expected a number");
+        assert_eq!(refused(r#"{"rank": 1, "kind": "three"}"#), "parameters: kind: found `three`, expected `one` or `two`");
+        assert_eq!(refused(r#"{"rank": 1, "names": [1]}"#), "parameters: names: found `1`, expected a string");
+        assert_eq!(refused(r#"{"rank": 1, "names": {}}"#), "parameters: names: found an object, expected a list");
     }
 
     #[test]

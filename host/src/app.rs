@@ -3,14 +3,17 @@
 //! Takes its authority and its environment from `main`.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
 use crate::books::Books;
 use crate::cli::{AuditMode, Cli, DataMode, Mode, ModelMode};
+use crate::cuda::DeviceEnv;
 use crate::error::{Ending, user};
-use crate::paths::Paths;
+use crate::import::RANDOM;
+use crate::paths::{Paths, shown};
+use crate::random::Recipe;
 use crate::store::Store;
 use crate::text::bytes;
 use crate::{audit, doctor, import, run};
@@ -24,6 +27,8 @@ pub struct Surroundings {
     pub data_dir: Option<PathBuf>,
     /// Whether standard error is a terminal.
     pub is_terminal: bool,
+    /// What the environment says of devices.
+    pub devices: DeviceEnv,
 }
 
 /// Does what the command line says; results go to `out`.
@@ -36,17 +41,20 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
     };
     let paths = surroundings.paths;
     if matches!(cli.mode, Mode::Doctor) {
-        return doctor::report(paths, data_dir, out).map(|()| Ending::Done);
+        return doctor::report(surroundings, data_dir, out).map(|()| Ending::Done);
     }
     if let Mode::Audit(AuditMode::Verify(args)) = &cli.mode {
         // An auditor's machine need not be a host: nothing is made.
         return audit::verify(paths, data_dir, args, out);
     }
-    let store = Store::open(paths.create_dir_all(data_dir)?)?;
-    Books::prepare(store.dir()?)?;
+    let store = open(paths, data_dir, &cli.mode)?;
     let said = match &cli.mode {
-        Mode::Model(ModelMode::Import { path, name, no_tokenizer }) => {
-            let model = import::model(&store, paths, path, name, *no_tokenizer)?;
+        Mode::Model(ModelMode::Import { path, name, no_tokenizer, random, seed, dtype }) => {
+            let model = match (path, random) {
+                (Some(path), _) => import::model(&store, paths, path, name, *no_tokenizer)?,
+                (None, Some(shape)) => import::random(&store, &Recipe::new(*shape, *seed, *dtype), name)?,
+                (None, None) => return Err(user("give a folder or file to import, or --random SHAPE")),
+            };
             let (summary, size) = (&model.summary, bytes(model.bytes));
             let text = if summary.tokenizer { "with a tokenizer" } else { "without a tokenizer: only data of `tokens` works" };
             vec![format!("model `{name}`: {}, {} parameters, {size}, {text}", summary.architecture, summary.parameters)]
@@ -65,8 +73,8 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
             store.remove_dataset(name)?;
             vec![format!("removed data set `{name}`")]
         }
-        Mode::Run(args) => return run::run(&store, paths, args, surroundings.is_terminal, out),
-        Mode::Audit(AuditMode::Replay(args)) => return audit::replay(&store, paths, args, surroundings.is_terminal, out),
+        Mode::Run(args) => return run::run(&store, surroundings, args, out),
+        Mode::Audit(AuditMode::Replay(args)) => return audit::replay(&store, surroundings, args, out),
         Mode::Audit(AuditMode::Ledger(args)) => return audit::ledger(&store, args, out),
         Mode::Audit(AuditMode::Verify(_)) | Mode::Doctor => Vec::new(),
     };
@@ -76,10 +84,34 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
     Ok(Ending::Done)
 }
 
+/// The data folder, as far as a mode needs it: made by what brings something, changed by what runs, and otherwise only read.
+fn open(paths: Paths, data_dir: &Path, mode: &Mode) -> anyhow::Result<Store> {
+    let brings = matches!(mode, Mode::Model(ModelMode::Import { .. }) | Mode::Data(DataMode::Put { .. }));
+    let reads = matches!(mode, Mode::Model(ModelMode::List) | Mode::Data(DataMode::List) | Mode::Audit(AuditMode::Ledger(_)));
+    if !brings && paths.entries(data_dir).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+        let how = "`nodus-host model import` and `data put` make it";
+        return Err(user(format!(
+            "there is no data folder {}: {how}; another one is chosen with --data-dir or NODUS_DATA_DIR",
+            shown(data_dir)
+        )));
+    }
+    if reads {
+        return Store::open_to_read(paths.open_dir(data_dir)?).map_err(|error| user(format!("{}: {error}", shown(data_dir))));
+    }
+    let dir = if brings { paths.create_dir_all(data_dir)? } else { paths.open_dir(data_dir)? };
+    let store = Store::open(dir)?;
+    Books::prepare(store.dir()?)?;
+    Ok(store)
+}
+
 fn list_models(store: &Store) -> anyhow::Result<Vec<String>> {
     let line = |(name, model): (_, crate::store::ModelManifest)| {
         let (summary, size) = (model.summary, bytes(model.bytes));
-        let text = if summary.tokenizer { "" } else { ", no tokenizer" };
+        let text = match (summary.tokenizer, summary.source == RANDOM) {
+            (true, _) => "",
+            (false, false) => ", no tokenizer",
+            (false, true) => ", random weights, no tokenizer",
+        };
         format!("{name}  {}, {} parameters, {size}{text}, {}", summary.architecture, summary.parameters, summary.digest)
     };
     Ok(store.models()?.into_iter().map(line).collect())

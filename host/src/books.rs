@@ -50,18 +50,20 @@ impl Books {
         Ok(Self(ledger))
     }
 
-    /// Enters what became of an adapter's bytes; nothing where there are none.
+    /// Enters what became of adapters' bytes, each (adapter, event, bytes); nothing where there are none.
     ///
     /// # Errors
     /// Ours: the disk refuses.
-    pub(crate) fn enter(&mut self, account: &Account, adapter: u32, event: BytesEvent, bytes: u64) -> anyhow::Result<()> {
-        if bytes == 0 {
+    pub(crate) fn enter(&mut self, account: &Account, events: impl Iterator<Item = (u32, BytesEvent, u64)>) -> anyhow::Result<()> {
+        let event = |(adapter, event, bytes)| {
+            let Account { job, tenant } = account.clone();
+            Event::AdapterBytes { job, tenant, adapter, event, bytes }
+        };
+        let events: Vec<Event> = events.filter(|(_, _, bytes)| *bytes > 0).map(event).collect();
+        if events.is_empty() {
             return Ok(());
         }
-        let Account { job, tenant } = account.clone();
-        let event = Event::AdapterBytes { job, tenant, adapter, event, bytes };
-        self.0.append(unix_ms(), event).context("writing to the host's ledger")?;
-        Ok(())
+        self.0.append_all(unix_ms(), events).context("writing to the host's ledger")
     }
 
     /// Signs and enters a receipt; `statement` is given the digest of the one before.

@@ -10,27 +10,31 @@ use anyhow::Context as _;
 use cap_std::fs::{Dir, File};
 use indicatif::{ProgressBar, ProgressStyle};
 use nodus_formats::gguf::{self, TokenizerChoice};
-use nodus_formats::{FormatError, data, hf, peft};
+use nodus_formats::{CONFIG_BYTES_MAX, FormatError, TOKENIZER_BYTES_MAX, data, hf, peft};
 use nodus_protocol::{AdapterWeights, Digest, ModelConfig};
 
 use crate::error::{exit_code, user};
 use crate::name::Name;
 use crate::paths::{Paths, cannot, shown};
+use crate::random::{self, Recipe};
 use crate::store::{DatasetManifest, ModelManifest, ModelSummary, Store, copy, write_synced};
+use crate::text::escape;
 
-/// Files of a model folder, besides its weights, that say something about it.
-const SMALL_FILES: [&str; 8] = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
+/// Files of a model folder, besides its weights, that say something about it, and how many bytes each may have.
+const SMALL_FILES: [(&str, u64); 8] = [
+    ("config.json", CONFIG_BYTES_MAX),
+    ("generation_config.json", CONFIG_BYTES_MAX),
+    ("tokenizer.json", TOKENIZER_BYTES_MAX),
+    ("tokenizer_config.json", CONFIG_BYTES_MAX),
+    ("special_tokens_map.json", CONFIG_BYTES_MAX),
+    ("added_tokens.json", CONFIG_BYTES_MAX),
+    ("chat_template.jinja", CONFIG_BYTES_MAX),
+    ("chat_template.json", CONFIG_BYTES_MAX),
 ];
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// Characters of a name from a file that are shown.
+const NAME_CHARS_SHOWN: usize = 100;
 /// Largest index file.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
 
@@ -61,7 +65,7 @@ pub(crate) fn model(store: &Store, paths: Paths, path: &Path, name: &Name, no_to
         });
     }
     if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("gguf")) {
-        return Err(user(format!("{} is no model: expected a Hugging Face folder or a .gguf file", shown(path))));
+        return Err(user(format!("{} is not a model: expected a Hugging Face folder or a .gguf file", shown(path))));
     }
     let file = paths.open(path)?.into_std();
     store.add_model(name, |dir| {
@@ -75,6 +79,27 @@ pub(crate) fn model(store: &Store, paths: Paths, path: &Path, name: &Name, no_to
         bar.finish_and_clear();
         report.map_err(fault)?;
         summary(dir, "gguf")
+    })
+}
+
+/// What a model's manifest names as its source where its weights are random.
+pub(crate) const RANDOM: &str = "random";
+
+/// Keeps a recipe of random weights under a name.
+///
+/// # Errors
+/// The user's: the name is taken; ours: the disk refuses.
+pub(crate) fn random(store: &Store, recipe: &Recipe, name: &Name) -> anyhow::Result<ModelManifest> {
+    let text = recipe.text()?;
+    store.add_model(name, |dir| {
+        write_synced(dir, random::FILE, text.as_bytes())?;
+        Ok(ModelSummary {
+            digest: Digest::of(text.as_bytes()),
+            source: RANDOM.to_owned(),
+            architecture: recipe.config.architecture.name().to_owned(),
+            parameters: recipe.parameters(),
+            tokenizer: false,
+        })
     })
 }
 
@@ -95,16 +120,20 @@ fn summary(dir: &Dir, source: &str) -> anyhow::Result<ModelSummary> {
 fn copy_folder(paths: Paths, from: &Path, to: &Dir, tokenizer: TokenizerChoice) -> anyhow::Result<()> {
     let listing = paths.open_dir(from)?;
     let is_there = |name: &str| listing.symlink_metadata(name).is_ok();
-    let is_wanted = |name: &&str| tokenizer == TokenizerChoice::Import || !(name.contains("token") || name.contains("template"));
-    let mut names: Vec<String> = SMALL_FILES.iter().copied().filter(is_wanted).filter(|name| is_there(name)).map(str::to_owned).collect();
+    let is_wanted = |name: &str| tokenizer == TokenizerChoice::Import || !(name.contains("token") || name.contains("template"));
+    let small = SMALL_FILES.into_iter().filter(|(name, _)| is_wanted(name) && is_there(name));
+    let mut names: Vec<(String, u64)> = small.map(|(name, bytes_max)| (name.to_owned(), bytes_max)).collect();
     if is_there(SINGLE) {
-        names.push(SINGLE.to_owned());
+        names.push((SINGLE.to_owned(), u64::MAX));
     } else if is_there(INDEX) {
-        names.push(INDEX.to_owned());
-        names.extend(shards(&paths.read(&from.join(INDEX), INDEX_BYTES_MAX)?).into_iter().filter(|name| is_there(name)));
+        names.push((INDEX.to_owned(), INDEX_BYTES_MAX));
+        let shards = shards(&paths.read(&from.join(INDEX), INDEX_BYTES_MAX)?);
+        names.extend(shards.into_iter().filter(|name| is_there(name)).map(|name| (name, u64::MAX)));
     }
-    for name in names {
-        let mut source = paths.open(&from.join(&name))?;
+    // All are looked at before any is copied.
+    let open = |(name, bytes_max): (String, u64)| Ok((paths.open_within(&from.join(&name), bytes_max)?, name));
+    let sources = names.into_iter().map(open).collect::<anyhow::Result<Vec<_>>>()?;
+    for (mut source, name) in sources {
         let mut keep = || -> io::Result<()> { copy(&mut source, &mut to.create(&name)?) };
         keep().with_context(|| format!("copying {name} into the data folder"))?;
     }
@@ -146,7 +175,15 @@ pub(crate) fn adapter(
     base: &str,
 ) -> anyhow::Result<(Digest, AdapterWeights)> {
     let refuse = |error: FormatError| within(path, fault(error));
-    let weights = peft::read(&paths.open_dir(path)?, model).map_err(refuse)?;
+    let dir = paths.open_dir(path)?;
+    let weights = peft::read(&dir, model).map_err(refuse)?;
+    if let Some(other) = peft::base(&dir).map_err(refuse)?.filter(|other| other != base) {
+        let other = escape(&other.chars().take(NAME_CHARS_SHOWN).collect::<String>());
+        tracing::warn!(
+            "{} says that it was made for the model `{other}`, and is used on `{base}`: make sure that they are the same",
+            shown(path)
+        );
+    }
     let files = peft::write(&weights, base).map_err(refuse)?;
     let digest = store.add_adapter(|dir| {
         files.iter().try_for_each(|(name, content)| write_synced(dir, name, content))?;
@@ -157,5 +194,5 @@ pub(crate) fn adapter(
 
 /// The last part of a path, as messages name it.
 fn file_name(path: &Path) -> String {
-    crate::text::escape(&path.file_name().unwrap_or(path.as_os_str()).to_string_lossy())
+    escape(&path.file_name().unwrap_or(path.as_os_str()).to_string_lossy())
 }

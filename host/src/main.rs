@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use nodus_host::app::{self, Surroundings};
 use nodus_host::cli::Cli;
+use nodus_host::cuda::DeviceEnv;
 use nodus_host::error::{exit_code, is_reader_gone};
 use nodus_host::paths::Paths;
 use nodus_host::text::escape_lines;
@@ -23,8 +24,8 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_env("NODUS_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     let is_terminal = io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(is_terminal).with_target(false).init();
-    let surroundings =
-        Surroundings { paths: Paths::new(cap_std::ambient_authority()), data_dir: data_dir(), is_terminal: io::stderr().is_terminal() };
+    let (paths, devices) = (Paths::new(cap_std::ambient_authority()), device_env());
+    let surroundings = Surroundings { paths, data_dir: data_dir(), is_terminal: io::stderr().is_terminal(), devices };
     match app::run(&cli, &surroundings, &mut io::stdout().lock()) {
         Ok(ending) => ExitCode::from(ending.exit_code()),
         // `nodus-host ... | head`: whoever read our output has seen enough.
@@ -40,15 +41,30 @@ fn main() -> ExitCode {
     }
 }
 
+/// What is set, and not to nothing.
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+fn device_env() -> DeviceEnv {
+    let text = |name: &str| variable(name).map(|value| value.to_string_lossy().into_owned());
+    let local = variable("HOME").map(|home| home.join(".local"));
+    DeviceEnv {
+        device: text("NODUS_DEVICE"),
+        libraries: text("NODUS_CUDA_LIBRARIES"),
+        toolkits: ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable).collect(),
+        pythons: ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable).chain(local).collect(),
+    }
+}
+
 /// `NODUS_DATA_DIR`, else the platform's usual place for a program's data (XDG base directories; Application Support on a Mac).
 fn data_dir() -> Option<PathBuf> {
-    let path = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let usual = || {
         if cfg!(target_os = "macos") {
-            return path("HOME").map(|home| home.join("Library/Application Support/nodus"));
+            return variable("HOME").map(|home| home.join("Library/Application Support/nodus"));
         }
-        let xdg = path("XDG_DATA_HOME").filter(|dir| dir.is_absolute());
-        xdg.or_else(|| path("HOME").map(|home| home.join(".local/share"))).map(|dir| dir.join("nodus"))
+        let xdg = variable("XDG_DATA_HOME").filter(|dir| dir.is_absolute());
+        xdg.or_else(|| variable("HOME").map(|home| home.join(".local/share"))).map(|dir| dir.join("nodus"))
     };
-    path("NODUS_DATA_DIR").or_else(usual)
+    variable("NODUS_DATA_DIR").or_else(usual)
 }

@@ -10,6 +10,7 @@ use toml::{Table, Value};
 
 use crate::cli::HeldOutArgs;
 use crate::error::user;
+use crate::limits::Limit;
 use crate::name::Name;
 use crate::text::{escape, nearest};
 
@@ -18,9 +19,8 @@ pub const MANIFEST_BYTES_MAX: u64 = 4 << 20;
 /// Jobs of one manifest at most.
 const JOBS_MAX: usize = 1024;
 const LIST: &str = "jobs";
-const KEYS: [&str; 9] = ["name", "component", "model", "data", "held_out", "held_out_fraction", "held_out_count", "params", "seed"];
-/// Files of the results' folder that a job's folder would be in the way of.
-const RESERVED: [&str; 2] = ["summary.json", "summary.csv"];
+const KEYS: [&str; 10] =
+    ["name", "component", "model", "data", "held_out", "held_out_fraction", "held_out_count", "params", "seed", "limits"];
 
 /// One job. Paths are as written: relative to the manifest's folder.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +39,8 @@ pub struct Entry {
     pub params: Params,
     /// The seed of everything random in it.
     pub seed: u64,
+    /// Its limits, where they are not the default.
+    pub limits: Vec<Limit>,
 }
 
 /// Where a job's parameters are.
@@ -55,7 +57,7 @@ pub enum Params {
 /// # Errors
 /// The user's: the first thing that is wrong, with the job, the key and what would be right.
 pub fn parse(text: &str) -> anyhow::Result<Vec<Entry>> {
-    let table: Table = text.parse().map_err(|error: toml::de::Error| user(format!("no TOML: {}", error.to_string().trim_end())))?;
+    let table: Table = text.parse().map_err(|error: toml::de::Error| user(format!("not TOML: {}", error.to_string().trim_end())))?;
     refuse_unknown(&table, &[LIST], "the manifest")?;
     let jobs = match table.get(LIST) {
         Some(Value::Array(jobs)) if !jobs.is_empty() => jobs,
@@ -67,7 +69,7 @@ pub fn parse(text: &str) -> anyhow::Result<Vec<Entry>> {
     let mut names = BTreeSet::new();
     let mut entries = Vec::new();
     for (i, job) in jobs.iter().enumerate() {
-        let Value::Table(job) = job else { return Err(user(format!("job {} is no table, expected [[jobs]]", i + 1))) };
+        let Value::Table(job) = job else { return Err(user(format!("job {} is not a table, expected [[jobs]]", i + 1))) };
         let entry = Job { table: job, place: place(job, i) }.entry()?;
         if !names.insert(entry.name.as_str().to_ascii_lowercase()) {
             return Err(user(format!("two jobs are named `{}`, expected different names, since each is a folder", entry.name)));
@@ -103,18 +105,15 @@ struct Job<'a> {
 impl Job<'_> {
     fn entry(&self) -> anyhow::Result<Entry> {
         refuse_unknown(self.table, &KEYS, &self.place)?;
-        let name = self.name("name")?;
-        if RESERVED.iter().any(|file| file.eq_ignore_ascii_case(name.as_str())) {
-            return Err(user(format!("{} is named like a file of the results, expected another name", self.place)));
-        }
         Ok(Entry {
-            name,
+            name: self.name("name")?,
             component: PathBuf::from(self.string("component")?),
             model: self.name("model")?,
             data: self.name("data")?,
             held_out: self.held_out()?,
             params: self.params()?,
             seed: self.seed()?,
+            limits: self.limits()?,
         })
     }
 
@@ -158,6 +157,22 @@ impl Job<'_> {
     fn seed(&self) -> anyhow::Result<u64> {
         let Some(value) = self.table.get("seed") else { return Ok(0) };
         value.as_integer().and_then(|seed| u64::try_from(seed).ok()).ok_or_else(|| self.wrong("seed", value, "a whole number, 0 or more"))
+    }
+
+    fn limits(&self) -> anyhow::Result<Vec<Limit>> {
+        let table = match self.table.get("limits") {
+            None => return Ok(Vec::new()),
+            Some(Value::Table(table)) => table,
+            Some(other) => return Err(self.wrong("limits", other, "a table of limits by name")),
+        };
+        let limit = |(name, value): (&String, &Value)| {
+            let text = match value {
+                Value::String(text) => text.clone(),
+                other => other.to_string(),
+            };
+            Limit::new(name, &text).map_err(|error| user(format!("{}: {error}", self.place)))
+        };
+        table.iter().map(limit).collect()
     }
 
     fn params(&self) -> anyhow::Result<Params> {
@@ -210,12 +225,13 @@ mod tests {
     #[test]
     fn jobs_are_read_whole() {
         let text = format!(
-            "{JOB}seed = 7\nheld_out_count = 3\nparams = {{ rank = 8, learning_rate = 1e-3, layers = {{ last = 1 }}, targets = [\"q_proj\"] }}\n\
+            "{JOB}seed = 7\nheld_out_count = 3\nlimits = {{ wall-ms = 500, device-bytes = \"1MiB\" }}\nparams = {{ rank = 8, learning_rate = 1e-3, layers = {{ last = 1 }}, targets = [\"q_proj\"] }}\n\
              [[jobs]]\nname = \"b\"\ncomponent = \"own.wasm\"\nmodel = \"n\"\ndata = \"e\"\nheld_out = \"f\"\nparams = \"b.json\"\n"
         );
         let entries = parse(&text).unwrap();
         let [a, b] = entries.as_slice() else { panic!("{entries:?}") };
         assert_eq!((a.name.as_str(), a.seed, a.held_out.held_out_count.unwrap().get()), ("a", 7, 3));
+        assert_eq!(a.limits, ["device-bytes=1MiB", "wall-ms=500"].map(|text| text.parse().unwrap()));
         let Params::Here(params) = &a.params else { panic!("{:?}", a.params) };
         let expected = json!({"rank": 8, "learning_rate": 1e-3, "layers": {"last": 1}, "targets": ["q_proj"]});
         assert_eq!(Value::Object(params.clone()), expected);
@@ -243,11 +259,14 @@ mod tests {
             (&format!("{JOB}held_out = \"x\"\nheld_out_count = 1"), &["`held_out` and `held_out_count`"]),
             (&format!("{JOB}held_out_fraction = 2"), &["held_out_fraction", "below 1"]),
             (&format!("{JOB}held_out_count = 0"), &["held_out_count", "1 or more"]),
+            (&format!("{JOB}limits = 3"), &["job `a`", "`limits`", "table"]),
+            (&format!("{JOB}limits = {{ wal-ms = 3 }}"), &["job `a`", "`wal-ms`", "did you mean `wall-ms`?"]),
+            (&format!("{JOB}limits = {{ wall-ms = 1.5 }}"), &["job `a`", "1.5", "whole number"]),
             (&format!("{JOB}params = 3"), &["`params`", "table"]),
             (&format!("{JOB}params = {{ x = nan }}"), &["params.x", "finite"]),
             (&format!("{JOB}params = {{ x = {{ y = 2020-01-01 }} }}"), &["params.x.y", "JSON"]),
             (&format!("{JOB}{}", JOB.replace("\"a\"", "\"A\"")), &["two jobs", "`A`"]),
-            (&JOB.replace("\"a\"", "\"summary.json\""), &["summary.json", "another name"]),
+            (&JOB.replace("\"a\"", "\"summary.json\""), &["summary.json", "another one"]),
         ] {
             let error = refusal(text);
             for word in words {

@@ -1,4 +1,4 @@
-//! Names that users give to models and data sets.
+//! Names that users give to models and data sets, manifests to jobs, and guests to adapters: one rule for all.
 //!
 //! A `Name` is always safe as a file name; nothing downstream checks again.
 
@@ -7,15 +7,40 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// 1 to 64 letters, digits, `-`, `_` and `.` (ASCII), not beginning with a dot or a dash.
+/// Files that the host, or the format of an adapter, has in the same folders.
+const RESERVED: [&str; 11] = [
+    "receipt.json",
+    "losses.jsonl",
+    "held_out.jsonl",
+    "metrics.jsonl",
+    "log.txt",
+    "summary.json",
+    "summary.csv",
+    "nodus.json",
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "readme.md",
+];
+
+/// 1 to 64 letters, digits, `-`, `_` and `.` (ASCII), beginning with a letter, a digit or `_`, ending with no dot, and no name of a file that
+/// the host itself writes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);
 
-/// A text that is no name.
+/// A text that cannot be a name.
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is no name: expected 1 to {max} letters, digits, `-`, `_` or `.`, the first a letter, a digit or `_`", max = Name::CHARS_MAX)]
-pub struct NameError(String);
+pub enum NameError {
+    /// Of other characters, or too long.
+    #[error(
+        "`{0}` cannot be a name: expected 1 to {max} letters, digits, `-`, `_` or `.`, the first a letter, a digit or `_`, the last no `.`",
+        max = Name::CHARS_MAX
+    )]
+    Form(String),
+    /// A file of the host's is called so.
+    #[error("`{0}` cannot be a name, since a file of the host's is called so: expected another one")]
+    Reserved(String),
+}
 
 impl Name {
     /// Longest name.
@@ -33,10 +58,13 @@ impl FromStr for Name {
 
     fn from_str(text: &str) -> Result<Self, NameError> {
         let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if (1..=Self::CHARS_MAX).contains(&text.len()) && text.chars().all(good) && !text.starts_with(['.', '-']) {
-            return Ok(Self(text.to_owned()));
+        if !(1..=Self::CHARS_MAX).contains(&text.len()) || !text.chars().all(good) || text.starts_with(['.', '-']) || text.ends_with('.') {
+            return Err(NameError::Form(crate::text::escape(&text.chars().take(80).collect::<String>())));
         }
-        Err(NameError(crate::text::escape(&text.chars().take(80).collect::<String>())))
+        if RESERVED.iter().any(|file| file.eq_ignore_ascii_case(text)) {
+            return Err(NameError::Reserved(text.to_owned()));
+        }
+        Ok(Self(text.to_owned()))
     }
 }
 
@@ -69,8 +97,12 @@ mod tests {
         for good in ["a", "SmolLM2-135M", "v1.0_x", &"x".repeat(64)] {
             assert_eq!(good.parse::<Name>().unwrap().as_str(), good);
         }
-        for bad in ["", ".", "..", ".hidden", "-rf", "a/b", "a\\b", "a b", "ä", "a\n", &"x".repeat(65)] {
-            assert!(bad.parse::<Name>().is_err(), "{bad:?}");
+        for bad in ["", ".", "..", ".hidden", "-rf", "a/b", "a\\b", "a b", "ä", "a\n", "a.", &"x".repeat(65)] {
+            let error = bad.parse::<Name>().unwrap_err().to_string();
+            assert!(error.contains("cannot be a name: expected 1 to 64 letters, digits"), "{error}");
+        }
+        for reserved in ["README.md", "losses.jsonl", "Receipt.JSON", "nodus.json"] {
+            assert!(reserved.parse::<Name>().unwrap_err().to_string().contains("a file of the host's"), "{reserved}");
         }
     }
 }

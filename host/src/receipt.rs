@@ -133,8 +133,11 @@ pub enum HeldOut {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum ExternalEvent {
-    /// The job was asked to stop.
-    StopRequested,
+    /// The job asked whether to stop and was told so.
+    StopRequested {
+        /// At which question for the first time, from 1: its calls of `should-stop`, and one before each further piece of an evaluation.
+        call: u64,
+    },
 }
 
 /// One evaluation.
@@ -199,7 +202,7 @@ mod tests {
             lane: "solo".into(),
             co_resident_jobs: 0,
             limits: Limits::DEFAULT,
-            events: vec![ExternalEvent::StopRequested],
+            events: vec![ExternalEvent::StopRequested { call: 3 }],
             steps: 2,
             losses: DigestSet(Digest::of(b"losses")),
             held_out_losses: vec![EvaluationEntry { adapter: 0, step: 0, loss_bits: "0x40b80d3c".into() }],
@@ -221,7 +224,7 @@ mod tests {
             statement["subject"],
             json!([{"name": "adapter/adapter_model.safetensors", "digest": {"sha256": Digest::of(b"file").hex()}}])
         );
-        assert_eq!(statement["predicate"]["events"], json!([{"kind": "stop_requested"}]));
+        assert_eq!(statement["predicate"]["events"], json!([{"kind": "stop_requested", "call": 3}]));
         assert_eq!(statement["predicate"]["held_out"]["from"], "dataset");
         assert_eq!(statement["predicate"]["limits"]["adapters"], json!(Limits::DEFAULT.adapters));
     }

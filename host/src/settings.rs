@@ -29,7 +29,7 @@ impl Setting {
 
 /// A `--set` without a key or without `=`.
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is no setting: expected key=value, for example rank=8")]
+#[error("`{0}` is not a setting: expected key=value, for example rank=8")]
 pub struct SettingError(String);
 
 impl FromStr for Setting {
@@ -68,7 +68,7 @@ pub fn merge(file: Option<(&str, &str)>, settings: &[Setting]) -> anyhow::Result
         Some((name, text)) => match serde_json::from_str(text) {
             Ok(Value::Object(object)) => object,
             Ok(_) => return Err(user(format!("{name}: expected a JSON object of parameters, for example {{\"rank\": 8}}"))),
-            Err(error) => return Err(user(format!("{name}: no JSON: {error}"))),
+            Err(error) => return Err(user(format!("{name}: not JSON: {error}"))),
         },
     };
     for setting in settings {

@@ -30,7 +30,7 @@ pub type Point = Map<String, Value>;
 #[derive(Debug, thiserror::Error)]
 pub enum SweepError {
     /// No key, no `=`, or an empty value.
-    #[error("`{0}` is no sweep: expected key=v1,v2, for example learning_rate=1e-4,3e-4")]
+    #[error("`{0}` is not a sweep: expected key=v1,v2, for example learning_rate=1e-4,3e-4")]
     Form(String),
     /// A value is there twice.
     #[error("`{key}` is swept over {value} twice, expected different values")]

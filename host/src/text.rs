@@ -23,18 +23,33 @@ pub fn escape(text: &str) -> String {
     out
 }
 
+/// The text with its control characters, and those that reorder or hide text, written as [`escape`] writes them; a backslash stays as it
+/// is, so that a text that was escaped before reads the same.
+#[must_use]
+pub fn visible(text: &str) -> String {
+    text.split('\\').map(escape).collect::<Vec<_>>().join("\\")
+}
+
 /// Bidirectional controls, zero-width characters, line separators, tags and the byte-order mark.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
         | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// [`escape`], line breaks kept, at most `max_chars` characters of the text: for messages that a guest ends with.
+/// [`escape`] of at most `max_chars` characters of the text: for messages that a guest ends with.
+#[must_use]
+pub fn one_line(text: &str, max_chars: usize) -> String {
+    let cut: String = text.chars().take(max_chars).collect();
+    let mark = if cut.len() < text.len() { " [cut]" } else { "" };
+    escape(cut.trim_end()) + mark
+}
+
+/// [`visible`], line breaks kept, at most `max_chars` characters of the text: for our own messages.
 #[must_use]
 pub fn escape_lines(text: &str, max_chars: usize) -> String {
     let cut: String = text.chars().take(max_chars).collect();
     let mark = if cut.len() < text.len() { " [cut]" } else { "" };
-    let lines: Vec<String> = cut.lines().map(escape).collect();
+    let lines: Vec<String> = cut.lines().map(visible).collect();
     lines.join("\n") + mark
 }
 
@@ -104,7 +119,7 @@ pub fn count(number: u64, singular: &str) -> String {
 mod tests {
     use std::time::Duration;
 
-    use super::{bytes, duration, escape, escape_lines, nearest, parse_bytes};
+    use super::{bytes, duration, escape, escape_lines, nearest, one_line, parse_bytes};
 
     #[test]
     fn nothing_that_moves_the_cursor_or_hides_text_gets_through() {
@@ -121,6 +136,9 @@ mod tests {
     fn lines_are_kept_and_long_text_is_cut() {
         assert_eq!(escape_lines("a\u{7}\nb", 100), "a\\u{7}\nb");
         assert_eq!(escape_lines("abcdef", 3), "abc [cut]");
+        assert_eq!(escape_lines(&escape("a\\b\u{1b}"), 100), "a\\\\b\\u{1b}", "once is enough");
+        assert_eq!(one_line("bad\nforged: line\u{1b}[2J\n", 100), "bad\\nforged: line\\u{1b}[2J");
+        assert_eq!(one_line("abcdef", 3), "abc [cut]");
     }
 
     #[test]

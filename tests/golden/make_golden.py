@@ -127,10 +127,12 @@ def make_run(name, run, targets, model_dir, folder, data):
     double = PeftModel.from_pretrained(load(torch.float64), os.path.join(folder, 'init'), is_trainable=True).double()
     losses64, _ = train(double, data)
     drift = max(abs(x - y) for x, y in zip(losses, losses64))
+    # The base in bfloat16, PEFT's adapters in float32: how far bfloat16 by itself leads from float32.
+    losses16, _ = train(PeftModel.from_pretrained(load(torch.bfloat16), os.path.join(folder, 'init'), is_trainable=True), data)
     json.dump(dict(
         model=name, target_modules=targets, r=RANK, lora_alpha=ALPHA, use_rslora=rslora, scaling=ALPHA / RANK ** (0.5 if rslora else 1),
         lora_seed=seed, lr=LR, betas=BETAS, eps=EPS, weight_decay=WD, steps=STEPS, schedule='constant', grad_clip=None, loss=losses,
-        grad_norm=norms, eval_mean_loss_after=after, loss_mostly_fp64=losses64, max_abs_loss_diff_fp32_vs_fp64=drift,
+        grad_norm=norms, eval_mean_loss_after=after, loss_mostly_fp64=losses64, loss_bf16=losses16, max_abs_loss_diff_fp32_vs_fp64=drift,
         versions=dict(torch=torch.__version__, peft=peft.__version__, transformers=transformers.__version__,
                       python=platform.python_version())), open(os.path.join(folder, 'loss.json'), 'w'), indent=1)
     print(f'{name}-{run}: loss {losses[0]:.6f} -> {losses[-1]:.6f}, after {after:.6f}, float64 moves it by {drift:.2g}', flush=True)

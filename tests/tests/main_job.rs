@@ -163,23 +163,28 @@ fn an_adapter_that_disagrees_with_the_parameters_is_refused() {
 
 #[test]
 fn interrupting_stops_cleanly_and_keeps_what_was_trained() {
-    let host_folder = prepared();
-    let mut child = Command::new(host())
-        .args(run(&host_folder, "out", &["--set", "epochs=100000", "--set", "learning_rate=0.001"]))
-        .env("NODUS_DATA_DIR", host_folder.path("data"))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    std::thread::sleep(Duration::from_secs(3));
-    let asked = Instant::now();
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
-    child.wait().unwrap();
-    assert!(asked.elapsed() < Duration::from_secs(10), "it took {:?}", asked.elapsed());
-    let output = child.wait_with_output().unwrap();
-    let told = text(&output.stdout) + &text(&output.stderr);
-    assert_eq!(output.status.code(), Some(130), "{told}");
-    assert!(told.contains("kept") && told.contains("adapter"), "{told}");
-    let steps: Vec<Step> = json_lines(&host_folder.path("out/losses.jsonl"));
-    assert!(steps.len() > 3 && host_folder.path("out/adapter/adapter_model.safetensors").exists(), "{} steps", steps.len());
+    // Ctrl-C, what `kill` and batch systems send, and a terminal that is gone.
+    for signal in ["-INT", "-TERM", "-HUP"] {
+        let host_folder = prepared();
+        let mut child = Command::new(host())
+            .args(run(&host_folder, "out", &["--set", "epochs=100000", "--set", "learning_rate=0.001"]))
+            .env("NODUS_DATA_DIR", host_folder.path("data"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_secs(3));
+        let asked = Instant::now();
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+        child.wait().unwrap();
+        assert!(asked.elapsed() < Duration::from_secs(10), "it took {:?} after {signal}", asked.elapsed());
+        let output = child.wait_with_output().unwrap();
+        let told = text(&output.stdout) + &text(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{signal}: {told}");
+        assert!(told.contains("kept") && told.contains("adapter"), "{signal}: {told}");
+        let steps: Vec<Step> = json_lines(&host_folder.path("out/losses.jsonl"));
+        assert!(steps.len() > 3 && host_folder.path("out/adapter/adapter_model.safetensors").exists(), "{signal}: {} steps", steps.len());
+        let replayed = host_folder.ok(["audit", "replay", host_folder.path("out").to_str().unwrap()]);
+        assert!(replayed.starts_with("bit-identical") && replayed.contains(&format!("{} losses", steps.len())), "{replayed}");
+    }
 }

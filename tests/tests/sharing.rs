@@ -187,6 +187,37 @@ fn refusals_of_sweeps_manifests_and_memory_say_what_would_be_right() {
 }
 
 #[test]
+fn a_job_is_held_to_its_own_limits_and_leaves_its_room_to_the_next() {
+    let host = prepared();
+    let sweep = |out: &str, more: &[&str]| run(&host, out, &[&["--sweep", "rank=2,4,8", "--set", "steps=2"], more].concat());
+    let error = host.refused(2, sweep("out", &["--memory", "100kB"]));
+    let part = |name: &str| -> u64 {
+        let (_, rest) = error.split_once(&format!("{name} ")).unwrap();
+        rest.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
+    };
+    assert_eq!(part("adapters"), 3 * (64 << 20), "{error}");
+    // Room for one at a time: each can begin only when the room of the one before is free again.
+    let one = (part("weights") + part("tables") + part("adapters") / 3 + part("activations")).to_string();
+    assert!(host.refused(2, sweep("out", &["--memory", &one])).contains("--jobs"));
+    host.ok(sweep("one", &["--memory", &one, "--jobs", "1"]));
+    host.ok(sweep("all", &[]));
+    assert_same(&all(&host, "one"), &all(&host, "all"), "one at a time in little memory");
+    let limits = statement(&std::fs::read(host.path("one/rank=2/receipt.json")).unwrap())["predicate"]["limits"].clone();
+    assert_eq!((limits["device-bytes"].as_u64(), limits["activation-bytes"].as_u64()), (Some(64 << 20), Some(part("activations"))));
+
+    for (limit, is_enough) in [("device-bytes=28671", false), ("device-bytes=28672", true)] {
+        // Rank 2: (64 + 64) + (64 + 32) for each rank in four layers, 16 bytes a weight.
+        let args = run(&host, limit, &["--set", "rank=2", "--set", "steps=1", "--limit", limit]);
+        match is_enough {
+            true => drop(host.ok(args)),
+            false => assert!(host.refused(2, args).contains("device-bytes"), "the job's own limit is named"),
+        }
+    }
+    let error = host.refused(2, run(&host, "little", &["--set", "steps=1", "--limit", "activation-bytes=1000"]));
+    assert!(error.contains("the batch needs") && error.contains("expected at most the job's 1000 (activation-bytes)"), "{error}");
+}
+
+#[test]
 fn what_was_signed_is_verified_and_what_was_changed_is_named() {
     let host = prepared();
     host.ok(run(&host, "out", &["--sweep", "rank=2,4", "--held-out-count", "6"]));
@@ -202,7 +233,8 @@ fn what_was_signed_is_verified_and_what_was_changed_is_named() {
     assert!(told.contains("signature: ok") && told.contains("chain not checked"), "{told}");
 
     let stranger = Host::new();
-    stranger.ok(["data", "list"]);
+    std::fs::write(stranger.path("some.jsonl"), "{\"text\": \"a\"}\n").unwrap();
+    stranger.ok(["data", "put", stranger.path("some.jsonl").to_str().unwrap(), "--name", "some"]);
     let key = stranger.path("data/host_key.pub.pem");
     let other = host.call(audit("verify", &member).iter().map(String::as_str).chain(["--key", key.to_str().unwrap()]));
     assert_eq!(other.status.code(), Some(2));
@@ -307,8 +339,8 @@ fn an_interrupt_stops_all_and_starts_no_more() {
     assert_eq!(statuses, ["stopped", "stopped", "not started"]);
     for member in ["learning_rate=0.01", "learning_rate=0.003"] {
         assert!(prepared.path("out").join(member).join("adapter/adapter_model.safetensors").exists());
-        let error = prepared.refused(2, audit("replay", &prepared.path("out").join(member)));
-        assert!(error.contains("asked to stop"), "{error}");
+        let replayed = prepared.ok(audit("replay", &prepared.path("out").join(member)));
+        assert!(replayed.starts_with("bit-identical"), "{replayed}");
     }
     assert!(!prepared.path("out/learning_rate=0.001").exists());
 }

@@ -83,9 +83,26 @@ pub(crate) fn add_wasm_target() -> anyhow::Result<()> {
     run(Command::new("rustup").args(["target", "add", TARGET]).current_dir(root()))
 }
 
-/// Builds every ready-made guest to `tenants/target/wasm32-wasip2/release/*.wasm`.
+/// Builds every ready-made guest to `tenants/target/wasm32-wasip2/release/*.wasm`. What a panic says of its place names no folder of this
+/// machine, so that a component's bytes, and with them its digest, do not depend on where Cargo keeps its packages.
 pub(crate) fn build_tenants() -> anyhow::Result<()> {
-    run(&mut cargo_tenants(&["build", "--release", "--target", "wasm32-wasip2"]))
+    let flags: Vec<String> = remaps()?.iter().map(|(from, to)| format!("--remap-path-prefix={}={to}", from.display())).collect();
+    let flags = format!("target.wasm32-wasip2.rustflags={flags:?}");
+    run(&mut cargo_tenants(&["build", "--release", "--target", "wasm32-wasip2", "--config", &flags]))
+}
+
+/// Folders of this machine, and what they are called in a component. Where several fit, rustc takes the last.
+fn remaps() -> anyhow::Result<[(PathBuf, String); 3]> {
+    let rustc = |args: &[&str]| output(Command::new("rustc").args(args).current_dir(root()));
+    let version = rustc(&["-vV"])?;
+    let commit = version.lines().find_map(|line| line.strip_prefix("commit-hash: ")).context("rustc does not tell its commit")?;
+    let library = PathBuf::from(rustc(&["--print", "sysroot"])?.trim()).join("lib/rustlib/src/rust");
+    let cargo_home = match (std::env::var_os("CARGO_HOME"), std::env::var_os("HOME")) {
+        (Some(home), _) => PathBuf::from(home),
+        (None, Some(home)) => PathBuf::from(home).join(".cargo"),
+        (None, None) => bail!("neither CARGO_HOME nor HOME is set"),
+    };
+    Ok([(cargo_home, "/cargo".to_owned()), (library, format!("/rustc/{commit}")), (root(), "/nodus".to_owned())])
 }
 
 /// A ready-made guest, built.

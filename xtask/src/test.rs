@@ -2,6 +2,7 @@
 //!
 //! Never skips a check without saying so.
 
+use crate::nvrtc;
 use crate::smollm2;
 use crate::steps::{add_wasm_target, build_tenants, cargo, cargo_tenants, has_cargo_command, run, step};
 
@@ -27,11 +28,15 @@ pub(crate) fn run_all(slow: bool) -> anyhow::Result<()> {
     }
     // The end-to-end tests start the binary, which a test build of another package does not make.
     step("binary", || run(&mut cargo(&["build", "--package", "nodus-host"])))?;
+    let nvrtc = nvrtc::fetched()?;
     let model = if slow { Some(smollm2::gguf()?) } else { None };
     step("tests", || {
         let runner: &[&str] = if has_cargo_command("nextest") { &["nextest", "run"] } else { &["test", "--all-targets"] };
         let mut command = cargo(runner);
         command.arg("--workspace");
+        if let Some(nvrtc) = &nvrtc {
+            command.env("NODUS_CUDA_LIBRARIES", &nvrtc.libraries).env("NODUS_CUDA_CACHE", &nvrtc.kernels);
+        }
         if let Some(model) = &model {
             command.args(["--features", "nodus-tests/slow,nodus-engine/slow"]).env("NODUS_SMOLLM2", model);
         }

@@ -163,6 +163,12 @@ impl<D: Device> Adapter<D> {
         let error = EngineError::new(ErrorKind::NonFinite, format!("step {}: {what}", self.steps + 1));
         self.poison.insert(error).clone()
     }
+
+    /// As [`Self::poison`], where an evaluation found it: the next step is not to blame.
+    pub(crate) fn poison_evaluated(&mut self, what: &str) -> EngineError {
+        let error = EngineError::new(ErrorKind::NonFinite, format!("evaluation after step {}: {what}", self.steps));
+        self.poison.insert(error).clone()
+    }
 }
 
 /// Checks weights made elsewhere against their own configuration and the trunk.

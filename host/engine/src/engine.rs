@@ -310,7 +310,7 @@ impl<D: Device> Engine<D> {
     }
 
     fn install(&mut self, slot: AdapterSlot, adapter: Adapter<D>) -> Reply {
-        self.counters.jobs().granted(slot.job, adapter.sites.state_bytes(), adapter.sites.weight_bytes());
+        self.counters.jobs().granted(slot, adapter.sites.state_bytes(), adapter.sites.weight_bytes());
         self.adapters.insert(slot, adapter);
         Reply::Done
     }
@@ -318,7 +318,7 @@ impl<D: Device> Engine<D> {
     /// Drops an adapter, and with the last of a cohort what the trunk cache has of it.
     fn uninstall(&mut self, slot: AdapterSlot) -> Option<Reply> {
         let adapter = self.adapters.remove(&slot)?;
-        self.counters.jobs().zeroed(slot.job, adapter.sites.state_bytes());
+        self.counters.jobs().zeroed(slot, adapter.sites.state_bytes());
         if adapter.cohort.is_some() {
             self.cache.retain_cohorts(&self.adapters.values().filter_map(|adapter| adapter.cohort).collect());
         }
@@ -340,7 +340,7 @@ impl<D: Device> Engine<D> {
         match broken {
             Some(module) => Err(adapter.poison(&format!("a weight of layers.{}.{} is not finite", module.layer, module.module.path()))),
             None => {
-                self.counters.jobs().of(slot.job).exported_bytes += adapter.sites.weight_bytes();
+                self.counters.jobs().exported(slot, adapter.sites.weight_bytes());
                 Ok(Reply::Weights(Box::new(weights)))
             }
         }

@@ -5,10 +5,23 @@
 
 use std::collections::BTreeMap;
 
-use nodus_protocol::{EngineError, ErrorKind, JobSlot};
+use nodus_protocol::{AdapterSlot, EngineError, ErrorKind, JobSlot};
+
+/// What became of one adapter's bytes, in all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AdapterBytes {
+    /// Weights, gradient and moments that it was given.
+    pub granted: u64,
+    /// Weights written at creation or loading.
+    pub written: u64,
+    /// Weights exported.
+    pub exported: u64,
+    /// What it gave back, zeroed.
+    pub zeroed: u64,
+}
 
 /// Device memory of one job.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobBytes {
     /// Reserved for its adapters' weights, gradients and moments; none where nothing is reserved.
     pub reserved_adapter_bytes: Option<u64>,
@@ -18,14 +31,8 @@ pub struct JobBytes {
     pub allocated_bytes: u64,
     /// The most that it needed at once: its adapters and, in a pass, the activations of its own rows.
     pub peak_bytes: u64,
-    /// What its adapters were given, in all.
-    pub granted_bytes: u64,
-    /// Weights written at creation or loading, in all.
-    pub written_bytes: u64,
-    /// Weights exported, in all.
-    pub exported_bytes: u64,
-    /// What its adapters gave back, zeroed, in all.
-    pub zeroed_bytes: u64,
+    /// Each adapter that it ever had, by its index.
+    pub adapters: BTreeMap<u32, AdapterBytes>,
 }
 
 impl JobBytes {
@@ -67,9 +74,9 @@ impl Jobs {
     /// # Errors
     /// `QuotaExceeded` with the numbers.
     pub(crate) fn check_adapter(&self, job: JobSlot, bytes: u64, free_bytes: u64) -> Result<(), EngineError> {
-        let own = self.0.get(&job).copied().unwrap_or_default();
-        if let Some(reserved) = own.reserved_adapter_bytes {
-            let left = reserved.saturating_sub(own.allocated_bytes);
+        let own = self.0.get(&job);
+        if let Some(reserved) = own.and_then(|own| own.reserved_adapter_bytes) {
+            let left = reserved.saturating_sub(own.map_or(0, |own| own.allocated_bytes));
             return match bytes <= left {
                 true => Ok(()),
                 false => Err(refusal(format!("the adapter needs {bytes} bytes, {left} of the job's {reserved} are left"))),
@@ -88,10 +95,12 @@ impl Jobs {
     /// # Errors
     /// `QuotaExceeded` with the numbers.
     pub(crate) fn check_activations(&self, job: JobSlot, bytes: u64) -> Result<(), EngineError> {
-        let own = self.0.get(&job).copied().unwrap_or_default();
-        if own.reserved_adapter_bytes.is_some() && bytes > own.reserved_activation_bytes {
-            let reserved = own.reserved_activation_bytes;
-            return Err(refusal(format!("the batch needs {bytes} bytes of activations, expected at most the job's {reserved}")));
+        let Some(own) = self.0.get(&job).filter(|own| own.reserved_adapter_bytes.is_some()) else { return Ok(()) };
+        let reserved = own.reserved_activation_bytes;
+        if bytes > reserved {
+            return Err(refusal(format!(
+                "the batch needs {bytes} bytes of activations, expected at most the job's {reserved} (activation-bytes)"
+            )));
         }
         Ok(())
     }
@@ -105,12 +114,18 @@ impl Jobs {
     }
 
     /// An adapter was made or filled.
-    pub(crate) fn granted(&mut self, job: JobSlot, state_bytes: u64, written_bytes: u64) {
-        let job = self.of(job);
+    pub(crate) fn granted(&mut self, slot: AdapterSlot, state_bytes: u64, written_bytes: u64) {
+        let job = self.of(slot.job);
         job.allocated_bytes += state_bytes;
-        job.granted_bytes += state_bytes;
-        job.written_bytes += written_bytes;
         job.peak_bytes = job.peak_bytes.max(job.allocated_bytes);
+        let adapter = job.adapters.entry(slot.index).or_default();
+        adapter.granted += state_bytes;
+        adapter.written += written_bytes;
+    }
+
+    /// An adapter's weights were handed out.
+    pub(crate) fn exported(&mut self, slot: AdapterSlot, bytes: u64) {
+        self.of(slot.job).adapters.entry(slot.index).or_default().exported += bytes;
     }
 
     /// A pass is going to hold so many bytes of the job's activations.
@@ -120,10 +135,10 @@ impl Jobs {
     }
 
     /// An adapter is gone.
-    pub(crate) fn zeroed(&mut self, job: JobSlot, state_bytes: u64) {
-        let job = self.of(job);
+    pub(crate) fn zeroed(&mut self, slot: AdapterSlot, state_bytes: u64) {
+        let job = self.of(slot.job);
         job.allocated_bytes = job.allocated_bytes.saturating_sub(state_bytes);
-        job.zeroed_bytes += state_bytes;
+        job.adapters.entry(slot.index).or_default().zeroed += state_bytes;
     }
 
     /// The figures of a job that ended.

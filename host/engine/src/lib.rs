@@ -23,5 +23,5 @@ pub use cache::CacheCounts;
 pub use counters::Counts;
 pub use engine::{Engine, Options};
 pub use error::TrunkError;
-pub use jobs::JobBytes;
+pub use jobs::{AdapterBytes, JobBytes};
 pub use thread::EngineHandle;

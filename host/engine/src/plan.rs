@@ -29,12 +29,24 @@ pub struct Needs {
     pub activation_bytes: u64,
 }
 
+/// What a trunk holds beside its weights: cosines and sines of every position, float32.
+#[must_use]
+pub fn table_bytes(model: &ModelConfig) -> u64 {
+    (model.max_position_embeddings * model.head_dim * size_of::<f32>()) as u64
+}
+
 /// What an adapter of this configuration, which [`LoraConfig::validate`] has passed, needs to train on batches of at most this size.
 /// `row_align` is the device's ([`nodus_kernels::Device::row_align`]; 1 on a CPU).
 #[must_use]
 pub fn needs(model: &ModelConfig, config: &LoraConfig, batch: BatchSize, row_align: usize) -> Needs {
     let sites = Sites::new(config, model);
     Needs { adapter_bytes: sites.state_bytes(), activation_bytes: activation_bytes(model, &sites, batch, row_align, true) }
+}
+
+/// The activations of an evaluation of such a batch by such an adapter, alone in its pass; see [`needs`].
+#[must_use]
+pub fn evaluation_bytes(model: &ModelConfig, config: &LoraConfig, batch: BatchSize, row_align: usize) -> u64 {
+    activation_bytes(model, &Sites::new(config, model), batch, row_align, false)
 }
 
 /// The sizes of a model's weight matrices, outputs and inputs; each once.

@@ -197,7 +197,10 @@ fn tear<D: Device>(member: Member<'_, D>, error: &EngineError) -> EngineError {
 
 /// Books a pass's losses on the member, or ends it.
 fn settle<D: Device>(member: Member<'_, D>, losses: impl IntoIterator<Item = f32>) -> Result<Vec<SequenceLoss>, EngineError> {
-    let losses = sequence_losses(member.batch, losses).map_err(|what| member.adapter.poison(&what))?;
+    let losses = sequence_losses(member.batch, losses).map_err(|what| match member.trains {
+        true => member.adapter.poison(&what),
+        false => member.adapter.poison_evaluated(&what),
+    })?;
     if member.trains {
         losses.iter().for_each(|sequence| member.adapter.sums.add(sequence));
         member.adapter.count += 1;

@@ -120,7 +120,7 @@ fn head_dim(c: Object<'_>, architecture: Architecture, hidden: usize, heads: usi
 
 #[expect(clippy::cast_possible_truncation, reason = "the norm is computed in float32")]
 fn rms_norm_eps(c: Object<'_>) -> Result<f32, FormatError> {
-    Ok(c.positive("rms_norm_eps")?.unwrap_or(1e-6) as f32)
+    Ok(c.between("rms_norm_eps", 1e-12, 1e-2)?.unwrap_or(1e-6) as f32)
 }
 
 fn sliding_window(c: Object<'_>, architecture: Architecture, layers: usize) -> Result<Option<usize>, FormatError> {
@@ -203,6 +203,11 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_context_is_taken() {
+        assert_eq!(with(r#"{"max_position_embeddings": 1048576}"#).unwrap().max_position_embeddings, 1 << 20);
+    }
+
+    #[test]
     fn windows_are_all_or_none() {
         let mistral =
             |more: &str| with(&format!(r#"{{"model_type": "mistral", "num_key_value_heads": 2{more}}}"#)).map(|c| c.sliding_window);
@@ -232,10 +237,15 @@ mod tests {
             (r#"{"hidden_size": null}"#, "`hidden_size`: absent"),
             (r#"{"hidden_size": 66}"#, "4 heads do not divide"),
             (r#"{"num_key_value_heads": 3}"#, "does not divide the 4 query heads"),
+            (r#"{"rms_norm_eps": 1e-60}"#, "`rms_norm_eps`: 1e-60, expected a number from 0.000000000001 to 0.01"),
+            (r#"{"rms_norm_eps": 5}"#, "`rms_norm_eps`: 5"),
+            (r#"{"rope_theta": 1e300}"#, "`rope_theta`: 1e+300"),
+            (r#"{"rope_theta": 0.5}"#, "`rope_theta`: 0.5, expected a number from 1 to 1000000000000"),
+            (r#"{"max_position_embeddings": 1048577}"#, "`max_position_embeddings`: 1048577, expected at most 1048576"),
             (r#"{"head_dim": 3}"#, "`head_dim`: 3, which is odd"),
             (r#"{"eos_token_id": 256}"#, "`eos_token_id`: 256, expected below the vocabulary of 256"),
             (r#"{"eos_token_id": "</s>"}"#, "expected a token id or a list of them"),
-            (r#"{"vocab_size": 1e400}"#, "no JSON object"),
+            (r#"{"vocab_size": 1e400}"#, "not a JSON object"),
         ] {
             let error = if change.contains("e400") { parse(change.as_bytes()).unwrap_err().to_string() } else { with(change).unwrap_err() };
             assert!(error.starts_with("config.json") && error.contains(expected), "{change}: {error}");

@@ -10,9 +10,9 @@ use nodus_kernels::Mapped;
 use crate::error::{FormatError, Place};
 
 /// Most bytes of a configuration file.
-pub(crate) const CONFIG_BYTES_MAX: u64 = 16 << 20;
+pub const CONFIG_BYTES_MAX: u64 = 16 << 20;
 /// Most bytes of a tokenizer or of a shard index.
-pub(crate) const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
+pub const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 
 /// The bytes of a file, or none where there is no such file.
 pub(crate) fn read_optional(dir: &Dir, name: &str, bytes_max: u64) -> Result<Option<Vec<u8>>, FormatError> {

@@ -64,6 +64,13 @@ impl<'a> Object<'a> {
         }
     }
 
+    /// A finite number in a range, both ends included.
+    pub(crate) fn between(self, key: &str, least: f64, most: f64) -> Result<Option<f64>, FormatError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let number = value.as_f64().filter(|x| (least..=most).contains(x));
+        number.map(Some).ok_or_else(|| self.wrong(key, value, &format!("a number from {least} to {most}")))
+    }
+
     pub(crate) fn bool(self, key: &str) -> Result<Option<bool>, FormatError> {
         self.typed(key, "true or false")
     }
@@ -99,7 +106,7 @@ impl<'a> Object<'a> {
 
 /// Parses a file that must hold one JSON object.
 pub(crate) fn parse(file: &str, bytes: &[u8]) -> Result<Map<String, Value>, FormatError> {
-    serde_json::from_slice(bytes).map_err(|e| FormatError::invalid(file, Place::File, format!("no JSON object ({e})"), "a JSON object"))
+    serde_json::from_slice(bytes).map_err(|e| FormatError::invalid(file, Place::File, format!("not a JSON object ({e})"), "a JSON object"))
 }
 
 #[cfg(test)]
@@ -115,6 +122,6 @@ mod tests {
         let inner = object.object("n", "n.").unwrap().unwrap();
         assert_eq!(inner.number("b").unwrap_err().to_string(), "config.json, `n.b`: \"x\", expected a finite number");
         assert!(object.size("z").unwrap().is_none() && object.has("z"));
-        assert!(parse("config.json", b"[1]").unwrap_err().to_string().starts_with("config.json: no JSON object"));
+        assert!(parse("config.json", b"[1]").unwrap_err().to_string().starts_with("config.json: not a JSON object"));
     }
 }

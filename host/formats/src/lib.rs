@@ -9,6 +9,7 @@ pub mod data;
 mod error;
 mod files;
 pub mod gguf;
+mod growth;
 pub mod hf;
 mod json;
 pub mod peft;
@@ -17,5 +18,6 @@ mod safetensors;
 mod text;
 
 pub use error::{FormatError, Place};
+pub use files::{CONFIG_BYTES_MAX, TOKENIZER_BYTES_MAX};
 pub use hf::Model;
 pub use text::{TextError, TextModel};

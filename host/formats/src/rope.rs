@@ -13,9 +13,9 @@ const SUPPORTED: &str = "one of default, linear, llama3, yarn";
 pub(crate) fn parse(config: Object<'_>, context: usize) -> Result<(f64, Option<RopeScaling>), FormatError> {
     let new = config.object("rope_parameters", "rope_parameters.")?;
     let old = config.object("rope_scaling", "rope_scaling.")?;
-    let theta = match new.map(|o| o.positive("rope_theta")).transpose()?.flatten() {
+    let theta = match new.map(|o| theta(o)).transpose()?.flatten() {
         Some(theta) => theta,
-        None => config.positive("rope_theta")?.unwrap_or(10_000.0),
+        None => theta(config)?.unwrap_or(10_000.0),
     };
     for object in [Some(config), new, old].into_iter().flatten() {
         whole_head(object)?;
@@ -25,6 +25,11 @@ pub(crate) fn parse(config: Object<'_>, context: usize) -> Result<(f64, Option<R
         None => None,
     };
     Ok((theta, scaling))
+}
+
+/// The base of the frequencies; beyond these no position could be told from another.
+fn theta(object: Object<'_>) -> Result<Option<f64>, FormatError> {
+    object.between("rope_theta", 1.0, 1e12)
 }
 
 fn whole_head(object: Object<'_>) -> Result<(), FormatError> {

@@ -107,7 +107,7 @@ fn refusal(file: &str, bytes: &[u8], error: &SafeTensorError) -> FormatError {
         }
         SafeTensorError::HeaderTooLarge => whole("a header of more than 100 MB".into(), "a safetensors file"),
         SafeTensorError::InvalidHeader(_) | SafeTensorError::InvalidHeaderDeserialization(_) => {
-            whole(format!("a header that is no list of tensors ({error})"), "a safetensors file")
+            whole(format!("a header that is not a list of tensors ({error})"), "a safetensors file")
         }
         SafeTensorError::InvalidOffset(tensor) => {
             let expected = "each tensor to begin where the one before it ends, and each name once";

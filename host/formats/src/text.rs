@@ -14,6 +14,7 @@ use tokenizers::{ModelWrapper, Tokenizer};
 use crate::chat::ChatTemplate;
 use crate::error::{FormatError, Place, clip};
 use crate::files::{CONFIG_BYTES_MAX, TOKENIZER_BYTES_MAX, read_optional};
+use crate::growth::Growth;
 use crate::json::{Object, parse};
 
 const TOKENIZER: &str = "tokenizer.json";
@@ -30,8 +31,16 @@ pub enum TextError {
     #[error("the model's chat template failed: {0}")]
     Template(String),
     /// No such token.
-    #[error("{0} is no token, expected one of the model's vocabulary")]
+    #[error("{0} is not a token, expected one of the model's vocabulary")]
     UnknownToken(u32),
+    /// A text that could become too long.
+    #[error("a text of {bytes} bytes, expected at most {allowed} for this model's tokenizer")]
+    TooLong {
+        /// Its length.
+        bytes: u64,
+        /// The longest that is taken.
+        allowed: u64,
+    },
     /// The tokenizer failed.
     #[error("the model's tokenizer failed: {0}")]
     Tokenizer(String),
@@ -40,6 +49,7 @@ pub enum TextError {
 /// A tokenizer and, where the model has one, a chat template.
 pub struct TextModel {
     tokenizer: Tokenizer,
+    growth: Growth,
     document_prefix: Vec<u32>,
     bos: Option<u32>,
     eos: Option<u32>,
@@ -71,19 +81,19 @@ impl TextModel {
         let settings = Object::new(SETTINGS, &settings);
         let map = object("special_tokens_map.json")?;
         let tokens = special_tokens(settings, Object::new("special_tokens_map.json", &map))?;
-        let template = match read_optional(dir, "chat_template.jinja", CONFIG_BYTES_MAX)? {
-            Some(bytes) => Some(
-                String::from_utf8(bytes)
-                    .map_err(|_| FormatError::invalid("chat_template.jinja", Place::File, "bytes that are no UTF-8", "a Jinja template"))?,
-            ),
-            None => {
-                let file = object("chat_template.json")?;
-                match template_of(Object::new("chat_template.json", &file))? {
-                    None => template_of(settings)?,
-                    some => some,
+        let template =
+            match read_optional(dir, "chat_template.jinja", CONFIG_BYTES_MAX)? {
+                Some(bytes) => Some(String::from_utf8(bytes).map_err(|_| {
+                    FormatError::invalid("chat_template.jinja", Place::File, "bytes that are not UTF-8", "a Jinja template")
+                })?),
+                None => {
+                    let file = object("chat_template.json")?;
+                    match template_of(Object::new("chat_template.json", &file))? {
+                        None => template_of(settings)?,
+                        some => some,
+                    }
                 }
-            }
-        };
+            };
         Self::from_parts(&tokenizer, settings.bool("add_bos_token")?, tokens, template).map(Some)
     }
 
@@ -96,13 +106,19 @@ impl TextModel {
         template: Option<String>,
     ) -> Result<Self, FormatError> {
         let invalid = |e: String| FormatError::invalid(TOKENIZER, Place::File, clip(&e), "a tokenizer of the tokenizers library");
+        let growth = contain(|| Growth::of(tokenizer_json).map_err(Into::into)).map_err(invalid)?;
         let mut tokenizer = contain(|| Tokenizer::from_bytes(tokenizer_json)).map_err(invalid)?;
         if let ModelWrapper::BPE(bpe) = tokenizer.get_model()
             && bpe.dropout.is_some_and(|dropout| dropout != 0.0)
         {
             // It would draw from the system's randomness: the same text would be other tokens each time.
             let place = Place::key("model.dropout");
-            return Err(FormatError::unsupported(TOKENIZER, place, format!("{:?}", bpe.dropout), "no dropout in the tokenizer"));
+            return Err(FormatError::unsupported(
+                TOKENIZER,
+                place,
+                format!("dropout {}", bpe.dropout.unwrap_or_default()),
+                "no dropout in the tokenizer",
+            ));
         }
         tokenizer.with_padding(None);
         contain(|| tokenizer.with_truncation(None).map(|_| ())).map_err(invalid)?;
@@ -120,14 +136,15 @@ impl TextModel {
         };
         let digest = digest(tokenizer_json, &document_prefix, &special, template.as_deref());
         let chat = template.map(|source| ChatTemplate::new(&source, special));
-        Ok(Self { tokenizer, document_prefix, bos, eos, chat, digest })
+        Ok(Self { tokenizer, growth, document_prefix, bos, eos, chat, digest })
     }
 
     /// Tokens of a text, without any special token that the text does not spell out.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// A text that is too long; when the tokenizer fails.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        self.refuse_long(text)?;
         contain(|| self.tokenizer.encode_fast(text, false)).map(|e| e.get_ids().to_vec()).map_err(tokenizer_failed)
     }
 
@@ -148,8 +165,14 @@ impl TextModel {
 
     /// Tokens with their places in the text.
     pub(crate) fn encode_spans(&self, text: &str) -> Result<Spans, TextError> {
+        self.refuse_long(text)?;
         let encoding = contain(|| self.tokenizer.encode(text, false)).map_err(tokenizer_failed)?;
         Ok(Spans { tokens: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
+    }
+
+    fn refuse_long(&self, text: &str) -> Result<(), TextError> {
+        let bytes = text.len() as u64;
+        self.growth.encode(bytes).map_err(|allowed| TextError::TooLong { bytes, allowed })
     }
 
     /// Text of tokens, special tokens included.
@@ -157,9 +180,11 @@ impl TextModel {
     /// # Errors
     /// A token outside the vocabulary.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, TextError> {
-        if let Some(unknown) = tokens.iter().find(|id| self.tokenizer.id_to_token(**id).is_none()) {
-            return Err(TextError::UnknownToken(*unknown));
+        let mut bytes = 0;
+        for id in tokens {
+            bytes += self.tokenizer.id_to_token(*id).ok_or(TextError::UnknownToken(*id))?.len() as u64;
         }
+        self.growth.decode(bytes).map_err(|allowed| TextError::TooLong { bytes, allowed })?;
         contain(|| self.tokenizer.decode(tokens, false)).map_err(tokenizer_failed)
     }
 

@@ -12,7 +12,7 @@ use nodus_protocol::{
 };
 
 use crate::charge::Charge;
-use crate::services::{Event, Trunk};
+use crate::services::{Event, Source, Trunk};
 use crate::state::State;
 use crate::wit::Fault;
 
@@ -52,8 +52,12 @@ pub(crate) struct Accumulated {
 struct Call {
     id: u64,
     kind: Kind,
-    /// One for each piece, in order.
-    answers: Vec<Pending>,
+    /// One for each piece that was sent, in order.
+    answers: VecDeque<Pending>,
+    /// Pieces that are not yet sent, in order.
+    unsent: VecDeque<Command>,
+    /// Sequences of all pieces of an evaluation.
+    sequences: u64,
     /// Whether the guest may still ask for the answer.
     wanted: bool,
     /// What its batch holds of `batch-bytes`; let go when the call is told.
@@ -64,7 +68,7 @@ struct Call {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     ForwardBackward,
-    Evaluate,
+    Evaluate { data: Source },
     Step { learning_rate: f32 },
 }
 
@@ -72,7 +76,12 @@ pub(crate) enum Kind {
 pub(crate) enum Answer {
     Loss(LossSums),
     Step(StepReport),
+    /// The job was asked to stop before the evaluation was through.
+    LeftOff,
 }
+
+/// Pieces of one evaluation that are with the engine at the same time: it never waits for the next, and few are left to do after a stop.
+const PIECES_SENT_MAX: usize = 2;
 
 /// Bytes of device memory for one weight: itself, its gradient and two moments, float32.
 const DEVICE_BYTES_PER_PARAMETER: u64 = 16;
@@ -175,7 +184,8 @@ impl Drop for Engines {
 }
 
 impl State {
-    /// Sends one call of an adapter, in one or more pieces. Waits for the oldest call where too many are on their way.
+    /// Sends one call of an adapter, in one or more pieces. Waits for the oldest call where too many are on their way, and for an evaluation
+    /// of which not all is sent.
     pub(crate) async fn submit(
         &mut self,
         adapter: u32,
@@ -183,17 +193,21 @@ impl State {
         commands: Vec<Command>,
         charge: Option<Arc<Charge>>,
     ) -> Result<u64, Fault> {
-        while self.adapters.get(adapter)?.calls.len() as u64 >= self.limits.calls_in_flight.max(1) {
+        let is_full = |calls: &VecDeque<Call>, most| calls.len() as u64 >= most || calls.iter().any(|call| !call.unsent.is_empty());
+        while is_full(&self.adapters.get(adapter)?.calls, self.limits.calls_in_flight.max(1)) {
             self.settle_oldest(adapter).await?;
         }
         let engine = self.adapters.get(adapter)?.trunk.engine.clone();
-        let mut answers = Vec::with_capacity(commands.len());
-        for command in commands {
-            answers.push(engine.send(command).await?);
+        let sequences = commands.iter().map(sequences).sum();
+        let (mut answers, mut unsent) = (VecDeque::new(), VecDeque::from(commands));
+        while answers.len() < PIECES_SENT_MAX
+            && let Some(command) = unsent.pop_front()
+        {
+            answers.push_back(engine.send(command).await?);
         }
         let id = self.adapters.next_call;
         self.adapters.next_call += 1;
-        self.adapters.get_mut(adapter)?.calls.push_back(Call { id, kind, answers, wanted: true, _charge: charge });
+        self.adapters.get_mut(adapter)?.calls.push_back(Call { id, kind, answers, unsent, sequences, wanted: true, _charge: charge });
         Ok(id)
     }
 
@@ -236,9 +250,9 @@ impl State {
 
     async fn settle_oldest(&mut self, adapter: u32) -> Result<bool, Fault> {
         let calls = self.adapters.alive.get_mut(&adapter).map(|adapter| &mut adapter.calls);
-        let Some(call) = calls.and_then(VecDeque::pop_front) else { return Ok(false) };
+        let Some(mut call) = calls.and_then(VecDeque::pop_front) else { return Ok(false) };
         self.tell_log();
-        let answer = answer(call.kind, call.answers).await;
+        let answer = self.answer(adapter, &mut call).await;
         self.meter.answered();
         let told = self.adapters.get_mut(adapter)?;
         let event = match (&answer, call.kind) {
@@ -246,7 +260,7 @@ impl State {
                 told.steps = report.step;
                 Some(Event::Step { adapter, report: *report, learning_rate })
             }
-            (Ok(Answer::Loss(sums)), Kind::Evaluate) => Some(Event::Evaluation { adapter, step: told.steps, sums: *sums }),
+            (Ok(Answer::Loss(sums)), Kind::Evaluate { data }) => Some(Event::Evaluation { adapter, step: told.steps, data, sums: *sums }),
             (Ok(_), _) => None,
             (Err(error), _) => {
                 match error.kind {
@@ -266,21 +280,44 @@ impl State {
         }
         Ok(true)
     }
+
+    /// Waits for every piece of a call and adds them up, sequence by sequence: equal bits for any split. A job that is to stop gets no
+    /// further piece of an evaluation.
+    async fn answer(&mut self, adapter: u32, call: &mut Call) -> Result<Answer, EngineError> {
+        let engine = self.adapters.alive.get(&adapter).map(|adapter| adapter.trunk.engine.clone());
+        let (is_long, total) = (!call.unsent.is_empty(), call.sequences);
+        let mut is_left_off = false;
+        let mut sums = LossSums::default();
+        let mut step = None;
+        let mut first_error = None;
+        while let Some(piece) = call.answers.pop_front() {
+            match piece.await {
+                Ok(Reply::Loss(losses)) => losses.iter().for_each(|loss| sums.add(loss)),
+                Ok(Reply::Step(report)) => step = Some(report),
+                Ok(other) => return Err(EngineError::new(ErrorKind::Internal, format!("{:?} was answered by {other:?}", call.kind))),
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+            if is_long {
+                self.tell(Event::Evaluating { done: sums.sequences, total });
+            }
+            is_left_off |= !call.unsent.is_empty() && self.stop.ask();
+            if is_left_off || first_error.is_some() {
+                call.unsent.clear();
+            }
+            if let (Some(command), Some(engine)) = (call.unsent.pop_front(), &engine) {
+                call.answers.push_back(engine.send(command).await?);
+            }
+        }
+        if is_left_off && first_error.is_none() { Ok(Answer::LeftOff) } else { finished(call.kind, first_error, step, sums) }
+    }
 }
 
-/// Waits for every piece of a call and adds them up, sequence by sequence: equal bits for any split.
-async fn answer(kind: Kind, pieces: Vec<Pending>) -> Result<Answer, EngineError> {
-    let mut sums = LossSums::default();
-    let mut step = None;
-    let mut first_error = None;
-    for piece in pieces {
-        match piece.await {
-            Ok(Reply::Loss(losses)) => losses.iter().for_each(|loss| sums.add(loss)),
-            Ok(Reply::Step(report)) => step = Some(report),
-            Ok(other) => return Err(EngineError::new(ErrorKind::Internal, format!("{kind:?} was answered by {other:?}"))),
-            Err(error) => first_error = first_error.or(Some(error)),
-        }
-    }
+/// Sequences of an evaluation's piece.
+fn sequences(command: &Command) -> u64 {
+    if let Command::Evaluate { batch, .. } = command { batch.sequences.len() as u64 } else { 0 }
+}
+
+fn finished(kind: Kind, first_error: Option<EngineError>, step: Option<StepReport>, sums: LossSums) -> Result<Answer, EngineError> {
     match (first_error, kind, step) {
         (Some(error), _, _) => Err(error),
         (None, Kind::Step { .. }, Some(report)) => Ok(Answer::Step(report)),

@@ -19,12 +19,13 @@ mod sandbox;
 pub mod services;
 mod state;
 mod stdio;
+mod stopping;
 mod ticker;
 mod wit;
 
 pub use component::ValidComponent;
 pub use failure::Failure;
-pub use limits::Limits;
+pub use limits::{EVALUATION_ROW_ALIGN, EVALUATION_ROWS_MAX, Limits};
 pub use refusal::ComponentRefusal;
 pub use run::{JobEnd, JobSpec, Outcome, StopFlag, Usage};
 pub use sandbox::{Sandbox, SandboxError, SandboxOptions};

@@ -16,10 +16,22 @@ macro_rules! limits {
             /// The limits of a job that asks for nothing else.
             pub const DEFAULT: Self = Self { $($field: $default,)+ };
 
+            /// All names.
+            pub const NAMES: &[&str] = &[$($name,)+];
+
             /// Names, as in `job.limits` of the guest, and values.
             #[must_use]
             pub fn entries(&self) -> Vec<(&'static str, u64)> {
                 vec![$(($name, self.$field),)+]
+            }
+
+            /// Sets a limit by its name; whether there is one of that name.
+            pub fn set(&mut self, name: &str, value: u64) -> bool {
+                match name {
+                    $($name => self.$field = value,)+
+                    _ => return false,
+                }
+                true
             }
         }
     };
@@ -60,8 +72,7 @@ limits! {
     cpu_stretch_ms, "cpu-stretch-ms", 60_000;
     /// Time from start to end, whatever it is spent on. Ends the job.
     wall_ms, "wall-ms", 24 * 3_600_000;
-    /// Rows of one batch to train on; an evaluation is split into pieces of at most this. Refuses the call: the device's memory
-    /// is planned by it.
+    /// Rows of one batch to train on; an evaluation is split into pieces of at most this. Refuses the call.
     batch_tokens, "batch-tokens", 32_768;
     /// Sequences of one batch. Refuses the call.
     batch_sequences, "batch-sequences", 65_536;
@@ -73,6 +84,8 @@ limits! {
     adapters, "adapters", 64;
     /// Device memory of all adapters alive: weights, gradient and two moments, float32. Refuses the call.
     device_bytes, "device-bytes", 4 << 30;
+    /// Device memory for the activations of one batch. Refuses the call: so much is reserved, whatever others use.
+    activation_bytes, "activation-bytes", 8 << 30;
     /// Calls of one adapter that are not yet answered. A further call waits for the oldest: the engine is no faster for a longer queue.
     calls_in_flight, "calls-in-flight", 64;
     /// Names under which adapters are saved. Refuses the call.
@@ -87,6 +100,12 @@ impl Default for Limits {
     }
 }
 
+/// Rows of one piece of an evaluation at most, whatever `batch-tokens` says; a longer sequence is a piece of its own. A sequence
+/// counts as a multiple of [`EVALUATION_ROW_ALIGN`], as a device may place it. After each piece the job's owner hears how far it is, and can
+/// have it stopped. No result depends on it.
+pub const EVALUATION_ROWS_MAX: u64 = 2048;
+/// See [`EVALUATION_ROWS_MAX`].
+pub const EVALUATION_ROW_ALIGN: u64 = 128;
 /// Longest line of a log; a longer one is broken into several.
 pub const LOG_LINE_BYTES_MAX: usize = 16 << 10;
 /// Longest name of a metric; a longer one is cut.

@@ -48,6 +48,9 @@ pub struct JobSpec {
     pub limits: Limits,
     /// Asks it to stop.
     pub stop: StopFlag,
+    /// Tells it to stop from this question on, the first being 1 (calls of `should-stop`, and one before each further piece of a long
+    /// evaluation): how a run that was asked to stop is run again.
+    pub stop_at: Option<u64>,
     /// Jobs that name the same cohort may share trunk activations.
     pub cohort: Option<u64>,
 }
@@ -59,6 +62,8 @@ pub struct JobEnd {
     pub outcome: Outcome,
     /// What it used.
     pub usage: Usage,
+    /// The question (see [`JobSpec::stop_at`]) that was the first to be answered yes; none where none was, and no request could be seen.
+    pub stopped_at: Option<u64>,
 }
 
 /// Success or not.
@@ -94,7 +99,7 @@ impl ValidComponent {
     /// ends that task and nothing else. Dropping the future stops the guest at once and has the engines give up what they hold.
     pub async fn run(&self, sandbox: &Sandbox, spec: JobSpec, services: Box<dyn Services>) -> JobEnd {
         if let Err(failure) = check_start(self, sandbox, &spec) {
-            return JobEnd { outcome: Outcome::Failed(failure), usage: Usage::default() };
+            return JobEnd { outcome: Outcome::Failed(failure), usage: Usage::default(), stopped_at: None };
         }
         let start = Instant::now();
         let limits = spec.limits;
@@ -107,7 +112,7 @@ impl ValidComponent {
         state.tell_end();
         let outcome = match result {
             Ok(Ok(Ok(()))) => Outcome::Completed,
-            Ok(Ok(Err(text))) if state.stop.is_requested() => Outcome::Failed(Failure::Cancelled(shorten(&text))),
+            Ok(Ok(Err(text))) if state.stop.seen_at().is_some() => Outcome::Failed(Failure::Cancelled(shorten(&text))),
             Ok(Ok(Err(text))) => Outcome::Failed(Failure::Returned(shorten(&text))),
             Ok(Err(error)) => {
                 let (memory_refused, panic) = (state.memory.refused(), state.log.panic());
@@ -118,7 +123,7 @@ impl ValidComponent {
         };
         let usage = usage(&state, start, meter.used());
         state.adapters.drop_job().await;
-        JobEnd { outcome, usage }
+        JobEnd { outcome, usage, stopped_at: state.stop.seen_at() }
     }
 }
 

@@ -72,6 +72,32 @@ pub enum Level {
     Error,
 }
 
+/// Where a batch's sequences come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// The job's data set `train`.
+    Train,
+    /// The job's data set `held-out`.
+    HeldOut,
+    /// The guest itself.
+    Own,
+}
+
+impl Source {
+    /// All of them, the held-out data first.
+    pub const ALL: [Self; 3] = [Self::HeldOut, Self::Train, Self::Own];
+
+    /// The data set's name within the job; `own` for the guest's own sequences.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::HeldOut => "held-out",
+            Self::Own => "own",
+        }
+    }
+}
+
 /// What a job tells. Steps and evaluations come from the engine, not from the guest's word.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -90,8 +116,17 @@ pub enum Event {
         adapter: u32,
         /// Its step count at that time.
         step: u64,
+        /// What it was evaluated on.
+        data: Source,
         /// The loss.
         sums: LossSums,
+    },
+    /// A long evaluation has come so far; there may be none of these.
+    Evaluating {
+        /// Sequences done.
+        done: u64,
+        /// Of how many.
+        total: u64,
     },
     /// An adapter was saved.
     Saved {
@@ -140,6 +175,6 @@ pub trait Services: Send + 'static {
     async fn load_artifact(&mut self, trunk: &Trunk, digest: Digest) -> Result<Arc<AdapterWeights>, Refusal>;
     /// Keeps an adapter under a name (already checked), in place of an earlier one.
     async fn save_artifact(&mut self, trunk: &Trunk, name: &str, weights: &AdapterWeights) -> Result<Digest, Refusal>;
-    /// Hears what the job tells. Must not block.
+    /// Hears what the job tells. May wait for a moment where the job tells faster than is written down.
     fn event(&mut self, event: Event);
 }

@@ -16,9 +16,10 @@ use crate::log::{Log, Stream};
 use crate::memory::Memory;
 use crate::meter::Meter;
 use crate::random::Random;
-use crate::run::{JobSpec, StopFlag};
+use crate::run::JobSpec;
 use crate::services::{Event, Level, Services};
 use crate::stdio::Stdio;
+use crate::stopping::Stopping;
 use crate::wit::Fault;
 
 /// The data of a job's store.
@@ -27,7 +28,7 @@ pub(crate) struct State {
     pub(crate) services: Box<dyn Services>,
     pub(crate) params: String,
     pub(crate) seed: u64,
-    pub(crate) stop: StopFlag,
+    pub(crate) stop: Stopping,
     /// Whether the component was instantiated.
     pub(crate) is_started: bool,
     pub(crate) table: ResourceTable,
@@ -70,7 +71,7 @@ impl State {
             is_started: false,
             params: spec.params,
             seed: spec.seed,
-            stop: spec.stop,
+            stop: Stopping::new(spec.stop, spec.stop_at),
             limits,
             services,
             table,

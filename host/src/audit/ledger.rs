@@ -19,7 +19,7 @@ use crate::text::{count, escape};
 /// # Errors
 /// The user's: the ledger is corrupt. Ours: it cannot be read.
 pub(crate) fn ledger(store: &Store, args: &LedgerArgs, out: &mut dyn Write) -> anyhow::Result<Ending> {
-    let reader = reader(store.dir()?).context("the data folder has no ledger")?;
+    let reader = reader(store.dir()?).ok_or_else(|| user("the data folder has no ledger: the first import or run makes it"))?;
     let filter = Filter { tenant: args.tenant.clone(), job: args.job.clone(), kind: args.kind, from: None, to: None };
     for entry in reader.select(filter.clone()).map_err(fault)? {
         let entry = entry.map_err(fault)?;

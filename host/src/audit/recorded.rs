@@ -2,7 +2,6 @@
 //!
 //! Takes nothing on trust but digests, and nothing that is not in the data folder.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use nodus_formats::data::HeldOut as Share;
@@ -13,7 +12,7 @@ use nodus_sandbox::Sandbox;
 
 use crate::error::user;
 use crate::import::fault;
-use crate::receipt::{CONTRACT, HeldOut, Predicate, Resource};
+use crate::receipt::{CONTRACT, ExternalEvent, HeldOut, Predicate, Resource};
 use crate::run::inputs::{Job, JobComponent, OpenModel, Parts};
 use crate::run::rows::Rows;
 use crate::store::Store;
@@ -24,27 +23,12 @@ use crate::text::escape;
 ///
 /// # Errors
 /// The user's.
-pub(super) fn refuse_foreign(predicate: &Predicate, here: &BTreeMap<String, String>) -> anyhow::Result<()> {
+pub(super) fn refuse_foreign(predicate: &Predicate) -> anyhow::Result<()> {
     if predicate.contract != CONTRACT {
         let contract = escape(&predicate.contract);
         return Err(user(format!("the job ran under {contract}, this host has {CONTRACT}: bits are promised within one contract only")));
     }
-    if predicate.device_class != *here {
-        return Err(user(format!(
-            "the job ran on another device class, and bits are promised within one class only\n\
-             the receipt's: {}\nthis machine's: {}",
-            shown(&predicate.device_class),
-            shown(here)
-        )));
-    }
-    if !predicate.events.is_empty() {
-        return Err(user("the job was asked to stop while it ran, and when is not recorded: it cannot be replayed"));
-    }
     Ok(())
-}
-
-fn shown(class: &BTreeMap<String, String>) -> String {
-    class.iter().map(|(name, value)| format!("{}={}", escape(name), escape(value))).collect::<Vec<_>>().join(", ")
 }
 
 /// The job that a receipt speaks of.
@@ -68,6 +52,7 @@ pub(super) fn job(store: &Store, sandbox: &Sandbox, predicate: &Predicate) -> an
         adapters,
         seed: predicate.seed,
         limits: predicate.limits,
+        stop_at: predicate.events.iter().map(|ExternalEvent::StopRequested { call }| *call).next(),
         cohort: 0,
     })
 }

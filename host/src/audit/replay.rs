@@ -15,17 +15,19 @@ use nodus_sandbox::{JobEnd, Outcome, Sandbox, SandboxOptions};
 use super::compare::{Difference, Equal, compare};
 use super::recorded::{job, refuse_foreign};
 use super::trust::trust;
-use crate::cli::{DeviceArgs, Lane, ReplayArgs};
-use crate::error::{Ending, user};
+use crate::app::Surroundings;
+use crate::cli::{DeviceArgs, DeviceChoice, Dtype, Lane, ReplayArgs};
+use crate::error::{Ending, exit_code, user};
 use crate::paths::{Paths, shown};
 use crate::receipt::{FILE, Statement};
 use crate::run::Folder;
+use crate::run::choice::{asked, choose};
 use crate::run::crew::{Crew, Ended, Post};
-use crate::run::device::{Rig, class_here};
+use crate::run::device::{Class, Rig};
 use crate::run::display::Display;
 use crate::run::record::Figures;
 use crate::store::Store;
-use crate::text::{bytes, count, escape_lines};
+use crate::text::{bytes, count, one_line};
 
 /// Most of a guest's message that is shown.
 const MESSAGE_CHARS_MAX: usize = 500;
@@ -34,25 +36,52 @@ const MESSAGE_CHARS_MAX: usize = 500;
 ///
 /// # Errors
 /// The user's: the receipt is not to be trusted, an input is missing, the device class is another, or the first difference.
-pub(crate) fn replay(store: &Store, paths: Paths, args: &ReplayArgs, is_terminal: bool, out: &mut dyn Write) -> anyhow::Result<Ending> {
+pub(crate) fn replay(store: &Store, surroundings: &Surroundings, args: &ReplayArgs, out: &mut dyn Write) -> anyhow::Result<Ending> {
+    let paths = surroundings.paths;
     let recorded = paths.open_dir(&args.path)?;
     let data_dir = PathBuf::from("the data folder");
     let known = if args.keys.is_empty() { own(store)? } else { trust(paths, &data_dir, &args.keys, None)?.known };
     let statement = signed(paths, args, &known)?;
-    refuse_foreign(&statement.predicate, &class_here()?)?;
+    refuse_foreign(&statement.predicate)?;
+    let class = &statement.predicate.device_class;
+    let chosen = choose(store, surroundings, recorded_device(class, asked(args.device, surroundings)?), std::iter::empty())
+        .map_err(|error| elsewhere(class, error))?;
     let sandbox = Arc::new(Sandbox::new(SandboxOptions::default())?);
     let job = Arc::new(job(store, &sandbox, &statement.predicate)?);
+    let stop_at = job.stop_at;
 
     let workspace = store.workspace()?;
     let copy = workspace.dir().try_clone().context("opening the replay's folder")?;
     let post = Post { job, folder: Arc::new(Folder::new(copy, PathBuf::from("the replay"))) };
-    let rig = Rig { args: DeviceArgs { threads: args.threads, ..DeviceArgs::default() }, buffer_bytes_max: u64::MAX };
-    let crew = Crew::start(sandbox, Display::new(is_terminal, 1), 1, rig)?;
+    let device_args = DeviceArgs { threads: args.threads, ..DeviceArgs::default() };
+    let rig = Rig { chosen: &chosen, args: device_args, buffer_bytes_max: u64::MAX, expected: Some(class) };
+    let crew = Crew::start(sandbox, Display::new(surroundings.is_terminal, 1), 1, rig)?;
     let (mut fared, _) = crew.run(&[post], Lane::Solo, 1, rig);
     let fared = fared.pop().context("the replay did not run")?;
     fared.engine.context("the engine failed during the replay")?;
-    let Some(figures) = finished(fared.ended?)? else { return Ok(Ending::Interrupted) };
+    let Some(figures) = finished(fared.ended?, stop_at)? else { return Ok(Ending::Interrupted) };
     tell(&recorded, &statement, workspace.dir(), &figures, out)
+}
+
+/// The device to replay on, and the type to compute in: as the receipt's class has them, unless the user names another device.
+fn recorded_device(class: &Class, asked: DeviceChoice) -> (Option<DeviceChoice>, Option<Dtype>) {
+    let is = |key: &str, value: &str| class.get(key).is_some_and(|found| found == value);
+    let device = match asked {
+        DeviceChoice::Auto if is("backend", "cuda") => DeviceChoice::Cuda(0),
+        DeviceChoice::Auto => DeviceChoice::Cpu,
+        named => named,
+    };
+    let dtype = if is("precision", "bf16") { Dtype::Bf16 } else { Dtype::F32 };
+    (Some(device), matches!(device, DeviceChoice::Cuda(_)).then_some(dtype))
+}
+
+/// The receipt's device cannot be had here.
+fn elsewhere(class: &Class, error: anyhow::Error) -> anyhow::Error {
+    if exit_code(&error) != 2 {
+        return error;
+    }
+    let name = |key: &str| class.get(key).map_or_else(String::new, |value| one_line(value, MESSAGE_CHARS_MAX));
+    user(format!("the job ran on {} {}: {error}", name("backend"), name(if class.contains_key("gpu") { "gpu" } else { "cpu" })))
 }
 
 fn own(store: &Store) -> anyhow::Result<KnownKeys> {
@@ -72,13 +101,15 @@ fn signed(paths: Paths, args: &ReplayArgs, known: &KnownKeys) -> anyhow::Result<
     serde_json::from_slice(envelope.payload()).map_err(|error| refuse(&format!("not a receipt that this version can replay: {error}")))
 }
 
-/// The figures of a replay that ended as the recorded run did; none where it was interrupted.
-fn finished(ended: Option<Ended>) -> anyhow::Result<Option<Figures>> {
+/// The figures of a replay that ended as the recorded run did, which learnt at the call `stop_at` that it was to stop; none where the
+/// replay was interrupted.
+fn finished(ended: Option<Ended>, stop_at: Option<u64>) -> anyhow::Result<Option<Figures>> {
     match ended {
-        Some(Ended { is_stopped: true, .. }) | None => Ok(None),
+        None => Ok(None),
+        Some(ended) if ended.stopped_at().is_some_and(|call| stop_at.is_none_or(|recorded| call < recorded)) => Ok(None),
         Some(Ended { end: Some(JobEnd { outcome: Outcome::Completed, .. }), figures, .. }) => Ok(Some(figures)),
         Some(Ended { end: Some(JobEnd { outcome: Outcome::Failed(failure), .. }), figures, .. }) => {
-            let (steps, why) = (count(figures.steps, "step"), escape_lines(&failure.to_string(), MESSAGE_CHARS_MAX));
+            let (steps, why) = (count(figures.steps, "step"), one_line(&failure.to_string(), MESSAGE_CHARS_MAX));
             Err(user(format!("not bit-identical: the job completed, the replay failed after {steps}: {why}")))
         }
         Some(Ended { end: None, .. }) => Ok(None),

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use nodus_receipts::ledger::Kind;
 
+use super::device::DeviceChoice;
+
 /// What an auditor does.
 #[derive(Debug, Subcommand)]
 pub enum AuditMode {
@@ -44,6 +46,9 @@ pub struct ReplayArgs {
     /// Believe this public key (PEM) in place of this host's; may be given many times
     #[arg(long = "key", value_name = "FILE")]
     pub keys: Vec<PathBuf>,
+    /// Where to compute; another device class than the receipt's is refused [default: NODUS_DEVICE, else as the receipt says]
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<DeviceChoice>,
     /// CPU threads; results do not depend on it [default: all]
     #[arg(long)]
     pub threads: Option<NonZeroUsize>,

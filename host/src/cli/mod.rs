@@ -3,6 +3,7 @@
 //! Parses only; knows no file and does nothing.
 
 mod audit;
+mod device;
 mod run;
 
 use std::path::PathBuf;
@@ -10,9 +11,11 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 pub use audit::{AuditMode, LedgerArgs, ReplayArgs, VerifyArgs};
-pub use run::{DeviceArgs, HeldOutArgs, Lane, RunArgs};
+pub use device::{DeviceArgs, DeviceChoice, DeviceChoiceError, Dtype};
+pub use run::{HeldOutArgs, Lane, RunArgs};
 
 use crate::name::Name;
+use crate::random::Shape;
 
 /// Many LoRA training jobs on one device, each result exactly what it would have been alone.
 #[derive(Debug, Parser)]
@@ -47,16 +50,26 @@ pub enum Mode {
 /// Base models.
 #[derive(Debug, Subcommand)]
 pub enum ModelMode {
-    /// Import a Hugging Face folder or a .gguf file
+    /// Import a Hugging Face folder or a .gguf file, or name random weights in the shape of a known model
     Import {
         /// A folder with config.json and safetensors files, or a .gguf file
-        path: PathBuf,
+        #[arg(required_unless_present = "random", conflicts_with = "random")]
+        path: Option<PathBuf>,
         /// The name to keep it under: letters, digits, - _ .
-        #[arg(long)]
+        #[arg(long, allow_hyphen_values = true)]
         name: Name,
         /// Leave the model's tokenizer out; only data of `tokens` works then
-        #[arg(long)]
+        #[arg(long, conflicts_with = "random")]
         no_tokenizer: bool,
+        /// A model of random weights in this shape, for benchmarks. A recipe is stored, and the device makes the weights at load; there is no tokenizer, so that only data of `tokens` works
+        #[arg(long, value_enum, value_name = "SHAPE")]
+        random: Option<Shape>,
+        /// Seed of the random weights
+        #[arg(long, default_value_t = 0, requires = "random")]
+        seed: u64,
+        /// Type of the random weights
+        #[arg(long, value_enum, default_value_t = Dtype::Bf16, requires = "random")]
+        dtype: Dtype,
     },
     /// List the models
     List,
@@ -77,7 +90,7 @@ pub enum DataMode {
         /// A JSON Lines file
         file: PathBuf,
         /// The name to keep it under: letters, digits, - _ .
-        #[arg(long)]
+        #[arg(long, allow_hyphen_values = true)]
         name: Name,
     },
     /// List the data sets
@@ -136,11 +149,14 @@ mod tests {
         assert!(refusal(&["--held-out", "x", "--held-out-count", "3"]).contains("cannot be used with"));
         assert!(refusal(&["--set", "rank"]).contains("key=value"));
         assert!(refusal(&["--threads", "0"]).contains("--threads"));
+        assert!(refusal(&["--device", "gpu"]).contains("expected cpu, cuda, cuda:N or auto"));
         assert!(refusal(&["--trunk-cache", "much"]).contains("512MiB"));
         assert!(refusal(&["--sweep", "rank"]).contains("key=v1,v2"));
         assert!(refusal(&["--sweep", "rank=4,4"]).contains("rank"));
-        let bad_name = Cli::try_parse_from(["nodus-host", "model", "import", "x", "--name", "../evil"]).unwrap_err();
-        assert!(bad_name.to_string().contains("letters, digits"), "{bad_name}");
-        assert_eq!(bad_name.exit_code(), 2);
+        for name in ["../evil", "-rf", "..", "--"] {
+            let bad_name = Cli::try_parse_from(["nodus-host", "model", "import", "x", "--name", name]).unwrap_err();
+            assert!(bad_name.to_string().contains("letters, digits"), "{bad_name}");
+            assert_eq!(bad_name.exit_code(), 2);
+        }
     }
 }

@@ -7,10 +7,11 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::device::DeviceArgs;
+use crate::limits::Limit;
 use crate::name::Name;
 use crate::settings::Setting;
 use crate::sweep::Sweep;
-use crate::text::parse_bytes;
 
 /// One run: one job, the members of a sweep, or the jobs of a manifest.
 #[derive(Debug, Args)]
@@ -39,6 +40,10 @@ pub struct RunArgs {
     /// Seed of everything random in the job; all members of a sweep have the same
     #[arg(long, default_value_t = 0, conflicts_with = "manifest")]
     pub seed: u64,
+    /// A limit of each job over its default, such as device-bytes=512MiB or wall-ms=60000; receipts record all limits. May be given many
+    /// times; a manifest has them job by job
+    #[arg(long = "limit", value_name = "NAME=VALUE", conflicts_with = "manifest")]
+    pub limits: Vec<Limit>,
     /// A TOML file that lists jobs to run together, each in a folder of its own
     #[arg(long, value_name = "FILE")]
     pub manifest: Option<PathBuf>,
@@ -48,7 +53,7 @@ pub struct RunArgs {
     /// Jobs that run at the same time at most [default: all]
     #[arg(long, value_name = "N")]
     pub jobs: Option<NonZeroUsize>,
-    /// How the device is used.
+    /// Which device, and how it is used.
     #[command(flatten)]
     pub device: DeviceArgs,
     /// A folder for the results; must not exist or be empty
@@ -74,20 +79,6 @@ impl Lane {
             Self::Solo => "solo",
         }
     }
-}
-
-/// How the device is used. None of it changes a result.
-#[derive(Clone, Copy, Debug, Default, Args)]
-pub struct DeviceArgs {
-    /// CPU threads; results do not depend on it [default: all]
-    #[arg(long)]
-    pub threads: Option<NonZeroUsize>,
-    /// Memory for activations of the frozen layers that later epochs use again, such as 512MiB; 0 keeps none [default: the engine's]
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
-    pub trunk_cache: Option<u64>,
-    /// Memory that the jobs' needs must fit into, such as 8GiB [default: what the machine has available]
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
-    pub memory: Option<u64>,
 }
 
 /// At most one way to name a held-out part.

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::cli::{HeldOutArgs, RunArgs};
 use crate::error::{exit_code, user};
+use crate::limits::Limit;
 use crate::manifest::{self, Entry, MANIFEST_BYTES_MAX, Params};
 use crate::name::Name;
 use crate::paths::{Paths, shown};
@@ -28,6 +29,8 @@ pub(crate) struct Asked {
     pub(crate) held_out: HeldOutArgs,
     pub(crate) parameters: Map<String, Value>,
     pub(crate) seed: u64,
+    /// Those given; what is not given is planned or has its default.
+    pub(crate) limits: Vec<Limit>,
     /// The members of a sweep have one; any other job has its own.
     pub(crate) cohort: u64,
 }
@@ -64,6 +67,7 @@ fn of_sweep(paths: Paths, args: &RunArgs, (component, model, data): (&Path, &Nam
             held_out: args.held_out.clone(),
             parameters: sorted(parameters),
             seed: args.seed,
+            limits: args.limits.clone(),
             cohort: 0,
         }
     };
@@ -73,7 +77,7 @@ fn of_sweep(paths: Paths, args: &RunArgs, (component, model, data): (&Path, &Nam
 fn of_manifest(paths: Paths, path: &Path) -> anyhow::Result<Vec<Asked>> {
     let bytes = paths.read(path, MANIFEST_BYTES_MAX)?;
     let within = |error: anyhow::Error| if exit_code(&error) == 2 { user(format!("{}: {error}", shown(path))) } else { error };
-    let text = String::from_utf8(bytes).map_err(|error| within(user(format!("no UTF-8: {error}"))))?;
+    let text = String::from_utf8(bytes).map_err(|error| within(user(format!("not UTF-8: {error}"))))?;
     let folder = path.parent().unwrap_or(Path::new(""));
     let entries = manifest::parse(&text).map_err(within)?;
     entries.into_iter().zip(0..).map(|(entry, cohort)| of_entry(paths, folder, entry, cohort)).collect()
@@ -91,12 +95,12 @@ fn of_entry(paths: Paths, folder: &Path, entry: Entry, cohort: u64) -> anyhow::R
     if let Some(Value::String(path)) = parameters.get_mut(INIT_ADAPTER) {
         *path = folder.join(&*path).to_string_lossy().into_owned();
     }
-    let Entry { name, component, model, data, held_out, seed, .. } = entry;
+    let Entry { name, component, model, data, held_out, seed, limits, .. } = entry;
     let (name, component) = (Some(name.to_string()), folder.join(component));
-    Ok(Asked { name, varied: Point::new(), component, model, data, held_out, parameters, seed, cohort })
+    Ok(Asked { name, varied: Point::new(), component, model, data, held_out, parameters, seed, limits, cohort })
 }
 
 fn text(paths: Paths, path: &Path) -> anyhow::Result<String> {
     let bytes = paths.read(path, Limits::DEFAULT.parameter_bytes)?;
-    String::from_utf8(bytes).map_err(|error| user(format!("{}: no UTF-8: {error}", shown(path))))
+    String::from_utf8(bytes).map_err(|error| user(format!("{}: not UTF-8: {error}", shown(path))))
 }

@@ -60,7 +60,7 @@ fn predicate(job: &Job, (ended, fared, usage): (&Ended, &Fared, Usage), artifact
         lane: String::new(),
         co_resident_jobs: ended.neighbours,
         limits: job.limits,
-        events: if ended.is_stopped { vec![ExternalEvent::StopRequested] } else { Vec::new() },
+        events: ended.stopped_at().map(|call| ExternalEvent::StopRequested { call }).into_iter().collect(),
         steps: figures.steps,
         losses: DigestSet(figures.loss_digest),
         held_out_losses: figures.evaluations.clone(),

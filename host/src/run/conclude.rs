@@ -6,7 +6,7 @@
 use std::io;
 
 use anyhow::Context as _;
-use cap_std::fs::Dir;
+use cap_std::fs::{Dir, DirEntry};
 use nodus_engine::JobBytes;
 use nodus_receipts::ledger::BytesEvent;
 use nodus_sandbox::{Failure, JobEnd, Outcome, Usage};
@@ -19,7 +19,7 @@ use crate::cli::Lane;
 use crate::machine::unix_ms;
 use crate::paths::shown;
 use crate::store::Store;
-use crate::text::{count, escape_lines};
+use crate::text::{count, one_line};
 
 /// Most of a guest's message that is shown.
 const MESSAGE_CHARS_MAX: usize = 2000;
@@ -47,6 +47,8 @@ pub(crate) enum Kept {
     Nothing,
     /// Records without an adapter.
     Records,
+    /// What was written when the host failed: no result, since nothing was signed, and nothing is taken away.
+    Left,
     /// Everything, and the folders of these adapters.
     All(Vec<String>),
 }
@@ -73,31 +75,42 @@ pub(crate) fn conclude(office: &mut Office<'_>, number: usize, post: &Post, fare
     let ended = match &fared.ended {
         Ok(Some(ended)) => ended,
         Ok(None) => return Verdict { status: Status::NotStarted, kept: Kept::Nothing },
-        Err(error) => return Verdict { status: Status::Broken(anyhow::anyhow!("{error:#}")), kept: Kept::Nothing },
+        Err(error) => return Verdict { status: Status::Broken(anyhow::anyhow!("{error:#}")), kept: left(post.folder.dir()) },
     };
     let done = entered.and_then(|()| match status(ended, fared) {
         Ok((status, usage)) => certify(office, &account, post, (ended, fared, usage)).map(|kept| Verdict { status, kept: Kept::All(kept) }),
         Err(status) => keep_records(&ended.figures, post.folder.dir()).map(|kept| Verdict { status, kept }),
     });
-    done.unwrap_or_else(|error| Verdict { status: Status::Broken(error), kept: Kept::Nothing })
+    done.unwrap_or_else(|error| Verdict { status: Status::Broken(error), kept: left(post.folder.dir()) })
 }
 
-/// Enters the engine's own figures. It counts by job, so all of a job's adapters stand under the first.
+/// Whether a job that the host failed had written anything.
+fn left(folder: &Dir) -> Kept {
+    let is_written =
+        |entry: io::Result<DirEntry>| entry.and_then(|entry| entry.metadata()).is_ok_and(|found| found.is_dir() || found.len() > 0);
+    let any = folder.entries().is_ok_and(|mut entries| entries.any(is_written));
+    if any { Kept::Left } else { Kept::Nothing }
+}
+
+/// Enters the engine's own figures.
 fn enter(books: &mut Books, account: &Account, bytes: &JobBytes) -> anyhow::Result<()> {
-    let entries = [
-        (BytesEvent::Allocated, bytes.granted_bytes),
-        (BytesEvent::Written, bytes.written_bytes),
-        (BytesEvent::Exported, bytes.exported_bytes),
-        (BytesEvent::Zeroed, bytes.zeroed_bytes),
-    ];
-    entries.into_iter().try_for_each(|(event, bytes)| books.enter(account, 0, event, bytes))
+    let events = bytes.adapters.iter().flat_map(|(adapter, bytes)| {
+        let events = [
+            (BytesEvent::Allocated, bytes.granted),
+            (BytesEvent::Written, bytes.written),
+            (BytesEvent::Exported, bytes.exported),
+            (BytesEvent::Zeroed, bytes.zeroed),
+        ];
+        events.map(|(event, bytes)| (*adapter, event, bytes))
+    });
+    books.enter(account, events)
 }
 
 /// The status of a job that gets a receipt, with what it used; else of one that gets none.
 fn status(ended: &Ended, fared: &Fared) -> Result<(Status, Usage), Status> {
     let failure = match &ended.end {
-        Some(JobEnd { outcome: Outcome::Completed, usage }) => {
-            return Ok((if ended.is_stopped { Status::Stopped } else { Status::Completed }, *usage));
+        Some(JobEnd { outcome: Outcome::Completed, usage, .. }) => {
+            return Ok((if ended.stopped_at().is_some() { Status::Stopped } else { Status::Completed }, *usage));
         }
         Some(JobEnd { outcome: Outcome::Failed(failure), .. }) => failure,
         None => return Err(Status::Cancelled),
@@ -106,7 +119,7 @@ fn status(ended: &Ended, fared: &Fared) -> Result<(Status, Usage), Status> {
         (Failure::Internal(error), _) => Status::Broken(anyhow::anyhow!("{error:#}")),
         (Failure::Cancelled(_), _) => Status::Cancelled,
         (_, Err(error)) => Status::Broken(anyhow::Error::from(error.clone()).context("the engine failed")),
-        (failure, Ok(())) => Status::Failed(escape_lines(&failure.to_string(), MESSAGE_CHARS_MAX)),
+        (failure, Ok(())) => Status::Failed(one_line(&failure.to_string(), MESSAGE_CHARS_MAX)),
     })
 }
 
@@ -134,6 +147,7 @@ impl Verdict {
         let place = shown(post.folder.path());
         match &self.kept {
             Kept::Nothing => "nothing was kept, since no step was taken".to_owned(),
+            Kept::Left => "what it wrote is left, unsigned".to_owned(),
             Kept::Records => {
                 let steps = fared.figures().map_or(0, |figures| figures.steps);
                 format!("kept in {place}: {LOSSES} ({}), {HELD_OUT}, {METRICS}, {LOG}; no adapter", count(steps, "step"))
@@ -151,5 +165,19 @@ impl Fared {
     /// What the job's events amount to, where it was started.
     pub(crate) fn figures(&self) -> Option<&Figures> {
         self.ended.as_ref().ok().and_then(Option::as_ref).map(|ended| &ended.figures)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Kept, left};
+
+    #[test]
+    fn what_a_job_wrote_before_the_host_failed_is_left() {
+        let root = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+        root.write("losses.jsonl", "").unwrap();
+        assert_eq!(left(&root), Kept::Nothing);
+        root.write("log.txt", "info: begun\n").unwrap();
+        assert_eq!(left(&root), Kept::Left);
     }
 }

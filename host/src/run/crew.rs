@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use nodus_engine::JobBytes;
-use nodus_protocol::{EngineError, JobSlot};
+use nodus_protocol::{Command, EngineError, JobSlot};
 use nodus_sandbox::services::Trunk;
 use nodus_sandbox::{JobEnd, JobSpec, Sandbox};
 use tokio::runtime::Runtime;
@@ -23,6 +23,7 @@ use super::services::RunServices;
 use super::sharing::Sharing;
 use super::stop::Stopper;
 use crate::cli::Lane;
+use crate::error::{exit_code, user};
 use crate::machine;
 
 /// A job with the folder that its results go to.
@@ -37,11 +38,16 @@ pub(crate) struct Ended {
     /// None where a second Ctrl-C cut it off.
     pub(crate) end: Option<JobEnd>,
     pub(crate) figures: Figures,
-    /// Whether it was asked to stop.
-    pub(crate) is_stopped: bool,
     pub(crate) started_unix_ms: u64,
     /// Other jobs that were there meanwhile.
     pub(crate) neighbours: u64,
+}
+
+impl Ended {
+    /// The question at which it learnt that it was to stop; see [`JobSpec::stop_at`].
+    pub(crate) fn stopped_at(&self) -> Option<u64> {
+        self.end.as_ref().and_then(|end| end.stopped_at)
+    }
 }
 
 /// How a job fared, and the engine that it ran in.
@@ -57,7 +63,8 @@ pub(crate) struct Fared {
 impl Fared {
     /// Its engine could not be started.
     fn not_at_all(error: &anyhow::Error) -> Self {
-        Self { ended: Err(anyhow::anyhow!("{error:#}")), engine: Ok(()), bytes: JobBytes::default(), class: Arc::default() }
+        let again = if exit_code(error) == 2 { user(error.to_string()) } else { anyhow::anyhow!("{error:#}") };
+        Self { ended: Err(again), engine: Ok(()), bytes: JobBytes::default(), class: Arc::default() }
     }
 }
 
@@ -79,7 +86,7 @@ impl Crew {
     ///
     /// # Errors
     /// Ours: the system has no threads left.
-    pub(crate) fn start(sandbox: Arc<Sandbox>, display: Display, guests: usize, rig: Rig) -> anyhow::Result<Self> {
+    pub(crate) fn start(sandbox: Arc<Sandbox>, display: Display, guests: usize, rig: Rig<'_>) -> anyhow::Result<Self> {
         let threads = machine::threads(rig.args.threads)?.min(guests).max(1);
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(threads).enable_all().build().context("starting the runtime")?;
@@ -90,7 +97,7 @@ impl Crew {
     }
 
     /// Runs all jobs to their ends, at most `at_once` at the same time; how each fared, in order, and what the engines did.
-    pub(crate) fn run(&self, posts: &[Post], lane: Lane, at_once: usize, rig: Rig) -> (Vec<Fared>, Sharing) {
+    pub(crate) fn run(&self, posts: &[Post], lane: Lane, at_once: usize, rig: Rig<'_>) -> (Vec<Fared>, Sharing) {
         let numbered: Vec<(JobSlot, Post)> = (0..).map(JobSlot).zip(posts.iter().cloned()).collect();
         let group_len = match lane {
             Lane::Fused => numbered.len().max(1),
@@ -106,19 +113,19 @@ impl Crew {
         (fared, sharing)
     }
 
-    fn group(&self, posts: &[(JobSlot, Post)], at_once: usize, rig: Rig, sharing: &mut Sharing) -> anyhow::Result<Vec<Fared>> {
+    fn group(&self, posts: &[(JobSlot, Post)], at_once: usize, rig: Rig<'_>, sharing: &mut Sharing) -> anyhow::Result<Vec<Fared>> {
         let device = Device::start(posts.iter().map(|(_, post)| &*post.job.model), rig)?;
-        let class = Arc::new(device.class());
+        let classes: Vec<Arc<Class>> = posts.iter().map(|(_, post)| Arc::new(device.class(&post.job.model))).collect();
         let seats = posts.iter().map(|(slot, post)| Ok((*slot, post.clone(), device.trunk(&post.job.model)?)));
         let seats = seats.collect::<anyhow::Result<Vec<_>>>()?;
         let ended = self.runtime.block_on(self.together(seats, at_once));
         let spent = device.finish();
         sharing.add(&spent.counts);
-        let fared = posts.iter().zip(ended).map(|((slot, _), ended)| Fared {
+        let fared = posts.iter().zip(classes).zip(ended).map(|(((slot, _), class), ended)| Fared {
             ended,
             engine: spent.end.clone(),
-            bytes: spent.jobs.get(slot).copied().unwrap_or_default(),
-            class: class.clone(),
+            bytes: spent.jobs.get(slot).cloned().unwrap_or_default(),
+            class,
         });
         Ok(fared.collect())
     }
@@ -151,19 +158,24 @@ async fn run_one(
     let _seat = seat?;
     let Some(stop) = shared.stopper.enlist() else { return Ok(None) };
     let Post { job, folder } = post;
+    let engine = trunk.engine.clone();
+    let (adapter_bytes, activation_bytes) = (job.limits.device_bytes, job.limits.activation_bytes);
+    let reserve = Command::Reserve { job: slot, adapter_bytes, activation_bytes };
+    engine.call(reserve).await.context("reserving device memory for a job that was admitted")?;
     let progress = shared.display.job(job.name.as_deref());
     let (listener, recorder) = Recorder::start(Record::create(&folder)?, progress, stop.clone())?;
     let output = folder.dir().try_clone().context("opening the results' folder")?;
     let services = Box::new(RunServices::new(&job, trunk, output, listener));
     let params = serde_json::to_string(&job.parameters)?;
-    let spec = JobSpec { params, seed: job.seed, job: slot, limits: job.limits, stop: stop.clone(), cohort: Some(job.cohort) };
+    let spec = JobSpec { params, seed: job.seed, job: slot, limits: job.limits, stop, stop_at: job.stop_at, cohort: Some(job.cohort) };
     shared.neighbours.enter(slot);
     let started_unix_ms = machine::unix_ms();
     let end = tokio::select! {
         end = job.component.valid.run(&shared.sandbox, spec, services) => Some(end),
         () = shared.stopper.end() => None,
     };
+    engine.send_detached(Command::DropJob { job: slot });
     let neighbours = shared.neighbours.leave(slot);
     let figures = tokio::task::spawn_blocking(move || recorder.finish()).await.context("waiting for the recorder")??;
-    Ok(Some(Ended { end, figures, is_stopped: stop.is_requested(), started_unix_ms, neighbours }))
+    Ok(Some(Ended { end, figures, started_unix_ms, neighbours }))
 }

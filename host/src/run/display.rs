@@ -12,9 +12,10 @@ use super::progress::{Progress, Sink};
 
 /// Most jobs with a bar of their own.
 const BARS_MAX: usize = 16;
-const TEMPLATE: &str = "{bar:30} {msg}";
-const TEMPLATE_NAMED: &str = "{bar:20} {prefix}: {msg}";
-const TEMPLATE_ALL: &str = "{bar:30} {pos}/{len} steps, {msg}";
+/// What does not fit the terminal's width is cut at its end.
+const TEMPLATE: &str = "{bar:20} {wide_msg}";
+const TEMPLATE_NAMED: &str = "{bar:10} {wide_msg}";
+const TEMPLATE_ALL: &str = "{bar:20} {pos}/{len} steps, {wide_msg}";
 
 /// Where lines go, from several threads.
 pub(crate) type Lines = Arc<Mutex<Box<dyn Write + Send>>>;
@@ -73,7 +74,6 @@ impl Display {
             Kind::Bars(screen) => {
                 let bar = screen.add(ProgressBar::no_length());
                 bar.set_style(style(if name.is_some() { TEMPLATE_NAMED } else { TEMPLATE }));
-                bar.set_prefix(name.unwrap_or_default().to_owned());
                 Sink::Bar(screen.clone(), bar)
             }
         };

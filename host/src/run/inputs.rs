@@ -7,20 +7,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
+use cap_std::fs::Dir;
 use nodus_formats::data::HeldOut;
 use nodus_formats::{TextModel, hf};
-use nodus_kernels::HostTensor;
+use nodus_kernels::{DType, HostTensor};
 use nodus_protocol::{AdapterWeights, Digest, ModelConfig};
+use nodus_sandbox::services::Dataset;
 use nodus_sandbox::{Limits, Sandbox, ValidComponent};
 use serde_json::{Map, Value};
 
 use super::asked::Asked;
+use super::plan;
 use super::rows::Rows;
 use crate::cli::HeldOutArgs;
 use crate::error::{exit_code, user};
-use crate::import;
+use crate::import::{self, RANDOM};
 use crate::name::Name;
 use crate::paths::{Paths, shown};
+use crate::random::{self, Recipe};
 use crate::settings::INIT_ADAPTER;
 use crate::store::Store;
 use crate::sweep::Point;
@@ -41,8 +45,30 @@ pub(crate) struct OpenModel {
     /// Of configuration, weights and tokenizer.
     pub(crate) digest: Digest,
     pub(crate) text: Option<Arc<TextModel>>,
-    /// Mapped weights.
-    pub(crate) tensors: BTreeMap<String, HostTensor>,
+    pub(crate) weights: Weights,
+}
+
+/// Where a model's weights come from.
+pub(crate) enum Weights {
+    /// Mapped files.
+    Mapped(BTreeMap<String, HostTensor>),
+    /// The device makes them.
+    Random {
+        /// What they are rounded to.
+        dtype: DType,
+        /// Of all of them.
+        seed: u64,
+    },
+}
+
+impl Weights {
+    /// The type that most of them are stored in: that of the largest, the embedding.
+    pub(crate) fn dtype(&self) -> DType {
+        match self {
+            Self::Mapped(tensors) => tensors.get("model.embed_tokens.weight").map_or(DType::F32, HostTensor::dtype),
+            Self::Random { dtype, .. } => *dtype,
+        }
+    }
 }
 
 /// Everything a job needs from outside.
@@ -62,6 +88,8 @@ pub(crate) struct Job {
     pub(crate) adapters: Vec<(Digest, Arc<AdapterWeights>)>,
     pub(crate) seed: u64,
     pub(crate) limits: Limits,
+    /// From which question on it is told to stop, where a run is repeated that was.
+    pub(crate) stop_at: Option<u64>,
     /// Jobs of one cohort may share trunk activations.
     pub(crate) cohort: u64,
 }
@@ -84,6 +112,9 @@ impl OpenModel {
     /// The user's: there is none of this name. Ours: it is damaged.
     pub(crate) fn open(store: &Store, name: &Name) -> anyhow::Result<Self> {
         let (dir, manifest) = store.model(name)?;
+        if manifest.summary.source == RANDOM {
+            return Self::random(&dir, name, manifest.summary.digest);
+        }
         let model = hf::open(&dir).with_context(|| format!("model `{name}` of the data folder is damaged"))?;
         let (found, expected) = (model.digest, manifest.summary.digest);
         ensure!(
@@ -91,7 +122,15 @@ impl OpenModel {
             "model `{name}` of the data folder is damaged: its digest is {found}, expected {expected}; import it again"
         );
         let (config, text) = (Arc::new(model.config), model.text.map(Arc::new));
-        Ok(Self { name: name.clone(), config, digest: found, text, tensors: model.tensors })
+        Ok(Self { name: name.clone(), config, digest: found, text, weights: Weights::Mapped(model.tensors) })
+    }
+
+    fn random(dir: &Dir, name: &Name, expected: Digest) -> anyhow::Result<Self> {
+        let text = dir.read(random::FILE).with_context(|| format!("model `{name}` of the data folder is damaged"))?;
+        let found = Recipe::read(&text).filter(|(_, digest)| *digest == expected);
+        let (recipe, digest) = found.with_context(|| format!("model `{name}` of the data folder is damaged; import it again"))?;
+        let weights = Weights::Random { dtype: recipe.dtype(), seed: recipe.seed };
+        Ok(Self { name: name.clone(), config: Arc::new(recipe.config), digest, text: None, weights })
     }
 }
 
@@ -103,6 +142,7 @@ pub(crate) struct Opener<'a> {
     components: BTreeMap<PathBuf, Arc<JobComponent>>,
     models: BTreeMap<Name, Arc<OpenModel>>,
     data: Vec<((Name, HeldOutArgs), Parts)>,
+    tokens: Vec<Dataset>,
 }
 
 /// What a job trains on, and what it may evaluate on.
@@ -110,7 +150,7 @@ pub(crate) type Parts = (Arc<Rows>, Option<Arc<Rows>>);
 
 impl<'a> Opener<'a> {
     pub(crate) fn new(store: &'a Store, paths: Paths, sandbox: &'a Sandbox) -> Self {
-        Self { store, paths, sandbox, components: BTreeMap::new(), models: BTreeMap::new(), data: Vec::new() }
+        Self { store, paths, sandbox, components: BTreeMap::new(), models: BTreeMap::new(), data: Vec::new(), tokens: Vec::new() }
     }
 
     /// Opens all that one job needs.
@@ -124,8 +164,15 @@ impl<'a> Opener<'a> {
         let mut parameters = asked.parameters;
         let adapters = self.init_adapter(&mut parameters, &model)?;
         let base = model.name.to_string();
+        let (limits, tokens) = plan::limits(&model, &train, held_out.as_deref(), &parameters, &asked.limits);
+        self.tokens.extend(tokens);
         let Asked { name, varied, seed, cohort, .. } = asked;
-        Ok(Job { name, varied, component, model, base, train, held_out, parameters, adapters, seed, limits: Limits::DEFAULT, cohort })
+        Ok(Job { name, varied, component, model, base, train, held_out, parameters, adapters, seed, limits, stop_at: None, cohort })
+    }
+
+    /// The tokens that were read on the way. While they are kept, the jobs need not read them again.
+    pub(crate) fn into_tokens(self) -> Vec<Dataset> {
+        self.tokens
     }
 
     fn component(&mut self, path: &Path) -> anyhow::Result<Arc<JobComponent>> {

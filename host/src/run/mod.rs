@@ -4,6 +4,7 @@
 
 mod asked;
 mod certify;
+pub(crate) mod choice;
 mod conclude;
 pub(crate) mod crew;
 pub(crate) mod device;
@@ -12,6 +13,7 @@ pub(crate) mod inputs;
 mod needs;
 mod neighbours;
 mod output;
+mod plan;
 mod progress;
 pub(crate) mod record;
 mod recorder;
@@ -28,10 +30,11 @@ use std::time::Instant;
 
 use nodus_sandbox::{Sandbox, SandboxOptions};
 
+use crate::app::Surroundings;
 use crate::books::Books;
 use crate::cli::{Lane, RunArgs};
 use crate::error::Ending;
-use crate::paths::Paths;
+use crate::paths::shown;
 use crate::store::{Store, write_synced};
 
 use conclude::{Kept, Office, Verdict, conclude};
@@ -47,7 +50,8 @@ use summary::Machine;
 ///
 /// # Errors
 /// The user's: a refusal, or a job failed. Ours: the machine.
-pub fn run(store: &Store, paths: Paths, args: &RunArgs, is_terminal: bool, out: &mut dyn Write) -> anyhow::Result<Ending> {
+pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut dyn Write) -> anyhow::Result<Ending> {
+    let paths = surroundings.paths;
     Output::refuse_taken(paths, &args.out)?;
     let asked = asked::asked(paths, args)?;
     let sandbox = Arc::new(Sandbox::new(SandboxOptions::default())?);
@@ -57,18 +61,22 @@ pub fn run(store: &Store, paths: Paths, args: &RunArgs, is_terminal: bool, out: 
         Lane::Solo => 1,
         Lane::Fused => args.jobs.map_or(jobs.len(), |most| most.get().min(jobs.len())),
     };
-    let admission = needs::admit(&jobs, args.lane, at_once, args.device, paths)?;
+    let tokens = opener.into_tokens();
+    let wanted = (args.device.device, args.device.dtype);
+    let chosen = choice::choose(store, surroundings, wanted, jobs.iter().map(|job| &*job.model))?;
+    tracing::info!(device = chosen.name(), "chosen");
+    let buffer_bytes_max = needs::admit(&jobs, args.lane, at_once, (&chosen, args.device), paths)?;
     let mut books = Books::open(store.dir()?)?;
     let output = Output::create(paths, &args.out)?;
     let posts = posts(jobs, &output)?;
 
     let began = Instant::now();
-    let display = Display::new(is_terminal, posts.len());
-    let rig = Rig { args: args.device, buffer_bytes_max: admission.buffer_bytes_max };
+    let display = Display::new(surroundings.is_terminal, posts.len());
+    let rig = Rig { chosen: &chosen, args: args.device, buffer_bytes_max, expected: None };
     let crew = Crew::start(sandbox, display, at_once, rig)?;
     let (fared, sharing) = crew.run(&posts, args.lane, at_once, rig);
     let wall_seconds = began.elapsed().as_secs_f64();
-    drop(admission);
+    drop(tokens);
 
     let mut office = Office { store, books: &mut books, lane: args.lane };
     let ends = posts.iter().zip(&fared).enumerate();
@@ -76,15 +84,20 @@ pub fn run(store: &Store, paths: Paths, args: &RunArgs, is_terminal: bool, out: 
     if let ([post], [fared], [verdict]) = (posts.as_slice(), fared.as_slice(), verdicts.as_slice())
         && post.job.name.is_none()
     {
-        if verdict.kept != Kept::Nothing {
-            output.publish()?;
+        match verdict.kept {
+            Kept::Nothing => {}
+            Kept::Left => output.leave(),
+            Kept::Records | Kept::All(_) => output.publish()?,
         }
-        return told::one(post, fared, verdict, out);
+        return told::one(&output, post, fared, verdict, out);
     }
     let sequences = fared.iter().filter_map(Fared::figures).map(|figures| figures.sequences).sum();
     let reuse = if args.manifest.is_some() { None } else { sharing.reuse(sequences) };
     let machine = Machine::new(args.lane, at_once, wall_seconds, sharing, reuse);
-    let rows = publish(&output, &posts, &fared, &verdicts, &machine)?;
+    let rows = publish(&output, &posts, &fared, &verdicts, &machine).map_err(|error| {
+        output.leave();
+        error.context(format!("what the jobs wrote stays in {}", shown(&output.partial_path())))
+    })?;
     told::many(&output, &verdicts, &rows, &machine, out)
 }
 
@@ -107,8 +120,12 @@ fn publish(output: &Output, posts: &[Post], fared: &[Fared], verdicts: &[Verdict
     if verdicts.iter().all(|verdict| verdict.kept == Kept::Nothing) {
         return Ok(rows);
     }
-    for ((post, _), _) in each().filter(|(_, verdict)| verdict.kept == Kept::Nothing) {
-        post.job.name.as_deref().map_or(Ok(()), |name| output.remove_subfolder(name))?;
+    for ((post, _), verdict) in each() {
+        match (&verdict.kept, post.job.name.as_deref()) {
+            (Kept::Nothing, Some(name)) => output.remove_subfolder(name)?,
+            (Kept::Left, Some(name)) => output.set_aside(name)?,
+            _ => {}
+        }
     }
     let whole = output.folder()?;
     write_synced(whole.dir(), summary::JSON, summary::json(&rows, machine)?.as_bytes())?;

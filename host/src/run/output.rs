@@ -15,8 +15,8 @@ use crate::error::user;
 use crate::paths::{Paths, cannot, shown};
 use crate::store::{reopened, sync_dir};
 
-/// A run's results in the making. Dropping it without [`Output::publish`] removes them; one that could not be published stays.
-#[derive(Debug)]
+/// A run's results in the making. Dropping it without [`Output::publish`] removes them, and the folders that were made for it; what
+/// could not be published, or was left by a fault of the host, stays.
 pub(super) struct Output {
     path: PathBuf,
     parent: Dir,
@@ -25,6 +25,9 @@ pub(super) struct Output {
     dir: Dir,
     /// Whether the results are to stay where they were made.
     stays: AtomicBool,
+    /// Folders above it that were made for it, from the top down.
+    made: Vec<PathBuf>,
+    paths: Paths,
     /// Locked as long as the run lives.
     _lock: std::fs::File,
 }
@@ -43,16 +46,19 @@ impl Output {
     /// # Errors
     /// The user's: something is there already, another run is making it, or it cannot be made.
     pub(super) fn create(paths: Paths, path: &Path) -> anyhow::Result<Self> {
-        let (parent, name) = paths.parent(path)?;
-        refuse_taken(&parent, &name, path)?;
-        let mut partial = OsString::from(".");
-        partial.push(&name);
-        partial.push(".partial");
-        let (dir, lock) = claim(&parent, &partial).map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock => user(format!("another run is writing to {}: choose another folder for --out", shown(path))),
-            _ => cannot("create", path, &error),
-        })?;
-        Ok(Self { path: path.to_owned(), parent, name, partial, dir, stays: AtomicBool::new(false), _lock: lock })
+        let made = paths.missing_above(path);
+        let begin = || -> anyhow::Result<Self> {
+            let (parent, name) = paths.parent(path)?;
+            refuse_taken(&parent, &name, path)?;
+            let partial = partial_name(&name);
+            let (dir, lock) = claim(&parent, &partial).map_err(|error| match error.kind() {
+                io::ErrorKind::WouldBlock => user(format!("another run is writing to {}: choose another folder for --out", shown(path))),
+                _ => cannot("create", path, &error),
+            })?;
+            let (stays, made) = (AtomicBool::new(false), made.clone());
+            Ok(Self { path: path.to_owned(), parent, name, partial, dir, stays, made, paths, _lock: lock })
+        };
+        begin().inspect_err(|_| paths.remove_empty(&made))
     }
 
     /// The whole folder in the making, as one job's.
@@ -79,6 +85,21 @@ impl Output {
         &self.path
     }
 
+    /// Where it is made, and stays where a fault of the host keeps it from its place.
+    pub(super) fn partial_path(&self) -> PathBuf {
+        self.path.with_file_name(&self.partial)
+    }
+
+    /// Leaves everything where it was made.
+    pub(super) fn leave(&self) {
+        self.stays.store(true, Ordering::Relaxed);
+    }
+
+    /// Gives a job's folder a name that no result has.
+    pub(super) fn set_aside(&self, name: &str) -> anyhow::Result<()> {
+        self.dir.rename(name, &self.dir, unsigned_name(name)).with_context(|| format!("renaming {name} in {}", shown(&self.path)))
+    }
+
     /// Puts all that is in it in its place, at once.
     ///
     /// # Errors
@@ -92,8 +113,8 @@ impl Output {
             Ok(sync_dir(&self.parent)?)
         };
         publish().map_err(|error| {
-            self.stays.store(true, Ordering::Relaxed);
-            let made = self.path.with_file_name(&self.partial);
+            self.leave();
+            let made = self.partial_path();
             user(format!("{error}; the results are complete in {}: move them before the next run into {}", shown(&made), shown(&self.path)))
         })
     }
@@ -139,14 +160,37 @@ impl Drop for Output {
             Err(error) if error.kind() != io::ErrorKind::NotFound => tracing::warn!(%error, "a temporary result folder stays behind"),
             _ => {}
         }
+        self.paths.remove_empty(&self.made);
     }
+}
+
+/// What a folder of results is called while it is made.
+fn partial_name(name: &Path) -> OsString {
+    let mut partial = OsString::from(".");
+    partial.push(name);
+    partial.push(".partial");
+    partial
+}
+
+/// What a job's folder is called where the host failed before it signed; no job's name begins with a dot.
+pub(super) fn unsigned_name(name: &str) -> String {
+    format!(".{name}.unsigned")
 }
 
 fn refuse_taken(parent: &Dir, name: &Path, path: &Path) -> anyhow::Result<()> {
     if parent.symlink_metadata(name).is_ok_and(|found| found.is_symlink()) {
         return Err(user(format!("{} is a symbolic link: give the folder itself to --out", shown(path))));
     }
+    if is_mount_point(parent, name) {
+        return Err(user(format!("{} is a mount point, which nothing can be renamed to: choose a folder in it for --out", shown(path))));
+    }
     refuse(parent.read_dir(name).map(|entries| entries.take(1).count()), path)
+}
+
+/// Whether another file system begins there.
+fn is_mount_point(parent: &Dir, name: &Path) -> bool {
+    let inner = parent.open_dir(name).and_then(|dir| dir.dir_metadata());
+    inner.is_ok_and(|inner| parent.dir_metadata().is_ok_and(|outer| outer.dev() != inner.dev()))
 }
 
 /// The user's error, unless nothing is there or the folder has no entries.
@@ -161,6 +205,9 @@ fn refuse(entries: io::Result<usize>, path: &Path) -> anyhow::Result<()> {
 
 /// Makes the partial folder and locks it; `WouldBlock` where another process has it.
 fn claim(parent: &Dir, partial: &OsString) -> io::Result<(Dir, std::fs::File)> {
+    // One at a time in this folder: a fresh one must not be taken for a dead run's before it is locked.
+    let turn = reopened(parent)?.into_std();
+    turn.lock()?;
     loop {
         match parent.create_dir(partial) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -242,10 +289,71 @@ mod tests {
     #[test]
     fn an_unpublished_result_leaves_nothing_behind() {
         let (root, paths) = root();
-        let output = Output::create(paths, &root.path().join("out")).unwrap();
+        let output = Output::create(paths, &root.path().join("new/deep/out")).unwrap();
         output.subfolder("adapter").unwrap();
         drop(output);
         assert_eq!(listing(&root), Vec::<PathBuf>::new());
+        let there = root.path().join("there");
+        paths.create_dir_all(&there).unwrap();
+        drop(Output::create(paths, &there.join("new/out")).unwrap());
+        assert_eq!(listing(&root), [PathBuf::from("there")], "only what was made is removed");
+        assert_eq!(paths.entries(&there).unwrap(), 0);
+    }
+
+    #[test]
+    fn what_the_host_failed_at_is_left_and_set_aside() {
+        let (root, paths) = root();
+        let output = Output::create(paths, &root.path().join("out")).unwrap();
+        output.subfolder("member").unwrap().file("log.txt").unwrap();
+        output.set_aside("member").unwrap();
+        output.leave();
+        let made = output.partial_path();
+        drop(output);
+        assert!(paths.open_dir(&made).unwrap().is_file(".member.unsigned/log.txt"));
+    }
+
+    #[test]
+    fn runs_that_start_at_once_never_take_one_folder_or_each_others() {
+        let (root, paths) = root();
+        for _ in 0..400 {
+            let stale = paths.create_dir_all(&root.path().join(".out.partial")).unwrap();
+            stale.write("half", "x").unwrap();
+            drop(stale);
+            let path = root.path().join("out");
+            let start = std::sync::Barrier::new(8);
+            let taken = std::thread::scope(|scope| {
+                let run = || {
+                    start.wait();
+                    let output = Output::create(paths, &path);
+                    start.wait();
+                    match output {
+                        Ok(output) => {
+                            output.folder().unwrap().file("mine").unwrap();
+                            assert!(paths.open_dir(&output.partial_path()).unwrap().is_file("mine"), "it was taken away");
+                            true
+                        }
+                        Err(error) => {
+                            assert!(error.to_string().contains("another run"), "{error}");
+                            false
+                        }
+                    }
+                };
+                let threads = [(); 8].map(|()| scope.spawn(run));
+                threads.into_iter().map(|thread| thread.join().unwrap()).filter(|taken| *taken).count()
+            });
+            assert_eq!(taken, 1);
+        }
+    }
+
+    #[test]
+    fn a_mount_point_is_refused_before_any_work() {
+        let paths = Paths::new(cap_std::ambient_authority());
+        let root = paths.open_dir(std::path::Path::new("/")).unwrap();
+        assert!(super::is_mount_point(&root, std::path::Path::new("proc")));
+        let (temp, paths) = self::root();
+        let inner = paths.create_dir_all(&temp.path().join("inner")).unwrap();
+        drop(inner);
+        assert!(!super::is_mount_point(&paths.open_dir(temp.path()).unwrap(), std::path::Path::new("inner")));
     }
 
     #[test]
@@ -256,9 +364,9 @@ mod tests {
         Output::create(paths, &path).unwrap().publish().unwrap();
         dir.write("theirs", "x").unwrap_err(); // the empty folder was replaced
         paths.open_dir(&path).unwrap().write("theirs", "x").unwrap();
-        let full = Output::create(paths, &path).unwrap_err();
+        let full = Output::create(paths, &path).err().unwrap();
         assert!(full.to_string().contains("exists and is not empty"), "{full}");
-        let file = Output::create(paths, &path.join("theirs")).unwrap_err();
+        let file = Output::create(paths, &path.join("theirs")).err().unwrap();
         assert_eq!((exit_code(&full), exit_code(&file)), (2, 2));
     }
 
@@ -267,7 +375,7 @@ mod tests {
         let (root, paths) = root();
         let path = root.path().join("out");
         let living = Output::create(paths, &path).unwrap();
-        let error = Output::create(paths, &path).unwrap_err();
+        let error = Output::create(paths, &path).err().unwrap();
         assert!(error.to_string().contains("another run"), "{error}");
         drop(living);
         let stale = paths.create_dir_all(&root.path().join(".out.partial")).unwrap();

@@ -10,6 +10,7 @@ use nodus_sandbox::services::{Event, Level};
 
 use super::display::{Lines, Total, say, say_line};
 use super::record::level_name;
+use super::told::data_name;
 use crate::text::{duration, escape};
 
 /// How often a plain line is written, beside the first and the last step's.
@@ -59,7 +60,11 @@ impl Progress {
                 }
             }
             Event::Step { adapter, report, .. } => self.step(*adapter, report),
-            Event::Evaluation { step, sums, .. } => self.note(&format!("held-out loss after step {step}: {:.4}", sums.mean())),
+            Event::Evaluation { adapter, step, data, sums } => {
+                let (which, loss) = (which(*adapter), sums.mean());
+                self.note(&format!("{} loss{which} after step {step}: {loss:.4}", data_name(*data)));
+            }
+            Event::Evaluating { done, total } => self.tell(&format!("evaluating, {done} of {total} sequences"), done == total),
             Event::Log { level, message } if *level != Level::Debug => self.note(&format!("{}: {}", level_name(*level), escape(message))),
             Event::Saved { .. } | Event::Metric { .. } | Event::Log { .. } => {}
         }
@@ -85,17 +90,28 @@ impl Progress {
             // A guest reports its progress after the step, if at all.
             self.done = self.done.max(report.step.min(self.total));
         }
+        if report.step == 1 && report.grad_norm == 0.0 {
+            let why = "nothing is learned from what is labelled; look at the data and the adapter's targets";
+            self.note(&format!("warn: the gradient of the first step{} is exactly 0: {why}", which(adapter)));
+        }
         let now = Instant::now();
         let began = *self.began.get_or_insert(now);
         let text = self.text(adapter, report, now - began);
-        let line = self.named(&text);
+        if let Sink::Total(all, job) = &self.sink {
+            all.set(*job, self.done, self.total);
+        }
+        self.tell(&text, self.total > 0 && report.step >= self.total);
+    }
+
+    /// Says where the job is: beside the bar, or on a line where it is time for one.
+    fn tell(&mut self, text: &str, is_last: bool) {
+        let line = self.named(text);
         match &mut self.sink {
-            Sink::Bar(_, bar) => bar.set_message(text),
-            Sink::Total(all, job) => all.set(*job, self.done, self.total),
+            Sink::Bar(_, bar) => bar.set_message(line),
+            Sink::Total(..) => {}
             Sink::Lines { out, written } => {
-                let is_last = self.total > 0 && report.step >= self.total;
-                if is_last || written.is_none_or(|at| now - at >= CADENCE) {
-                    *written = Some(now);
+                if is_last || written.is_none_or(|at| at.elapsed() >= CADENCE) {
+                    *written = Some(Instant::now());
                     say_line(out, &line);
                 }
             }
@@ -106,8 +122,7 @@ impl Progress {
     #[expect(clippy::cast_precision_loss, reason = "shown without decimals")]
     fn text(&self, adapter: u32, report: &StepReport, elapsed: Duration) -> String {
         let of = if self.total > 0 { format!("/{}", self.total) } else { String::new() };
-        let which = if adapter > 0 { format!(" of adapter {adapter}") } else { String::new() };
-        let mut text = format!("step {}{of}{which}, loss {:.4}", report.step, report.loss);
+        let mut text = format!("step {}{of}{}, loss {:.4}", report.step, which(adapter), report.loss);
         let seconds = elapsed.as_secs_f64();
         if seconds > 0.0 {
             text.push_str(&format!(", {:.0} tokens/s", self.tokens as f64 / seconds));
@@ -135,6 +150,11 @@ impl Progress {
     }
 }
 
+/// Which of the job's adapters; the first goes without saying.
+fn which(adapter: u32) -> String {
+    if adapter > 0 { format!(" of adapter {adapter}") } else { String::new() }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{self, Write};
@@ -142,7 +162,7 @@ mod tests {
     use std::time::Duration;
 
     use nodus_protocol::{LossSums, StepReport};
-    use nodus_sandbox::services::{Event, Level};
+    use nodus_sandbox::services::{Event, Level, Source};
 
     use super::super::display::Display;
     use super::Progress;
@@ -195,6 +215,33 @@ mod tests {
         let Event::Step { report, .. } = step(5) else { unreachable!() };
         assert_eq!(progress.text(0, &report, Duration::from_secs(10)), "step 5/20, loss 3.0000, 10 tokens/s, 30 s left");
         assert_eq!(progress.text(2, &report, Duration::from_secs(10)), "step 5/20 of adapter 2, loss 3.0000, 10 tokens/s, 30 s left");
+    }
+
+    #[test]
+    fn what_a_guest_says_of_its_progress_can_be_anything() {
+        let mut progress = lines(io::sink(), None);
+        (progress.done, progress.total) = (1, u64::MAX);
+        let Event::Step { report, .. } = step(1) else { unreachable!() };
+        let text = progress.text(0, &report, Duration::from_secs(10));
+        assert!(text.starts_with("step 1/18446744073709551615") && !text.contains("left"), "{text}");
+    }
+
+    #[test]
+    fn a_first_gradient_of_nothing_and_what_was_evaluated_are_said() {
+        let shared = Shared::default();
+        let mut progress = lines(shared.clone(), None);
+        let Event::Step { adapter, mut report, learning_rate } = step(1) else { unreachable!() };
+        let sums = report.sums;
+        report.grad_norm = 0.0;
+        progress.show(&Event::Step { adapter, report, learning_rate });
+        progress.show(&Event::Evaluation { adapter: 0, step: 1, data: Source::HeldOut, sums });
+        progress.show(&Event::Evaluation { adapter: 2, step: 1, data: Source::Train, sums });
+        progress.show(&Event::Evaluating { done: 5, total: 5 });
+        let text = String::from_utf8(shared.0.lock().unwrap().clone()).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        assert!(lines[0].starts_with("warn: the gradient of the first step is exactly 0: "), "{text}");
+        assert_eq!(lines[2..4], ["held-out loss after step 1: 3.0000", "training-data loss of adapter 2 after step 1: 3.0000"]);
+        assert_eq!(lines[4], "evaluating, 5 of 5 sequences");
     }
 
     #[test]

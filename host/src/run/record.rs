@@ -8,7 +8,7 @@ use std::io::Write as _;
 use anyhow::Context as _;
 use cap_std::fs::File;
 use nodus_protocol::{Digest, LossSums, StepReport};
-use nodus_sandbox::services::{Event, Level};
+use nodus_sandbox::services::{Event, Level, Source};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
@@ -24,6 +24,9 @@ pub(crate) const HELD_OUT: &str = "held_out.jsonl";
 pub(crate) const METRICS: &str = "metrics.jsonl";
 /// The guest's log, escaped.
 pub(crate) const LOG: &str = "log.txt";
+
+/// The name of the adapter that a job is after.
+pub(crate) const ADAPTER: &str = "adapter";
 
 /// A line of `losses.jsonl`.
 #[derive(Serialize)]
@@ -49,6 +52,8 @@ struct EvaluationLine {
     loss_bits: String,
     tokens: u64,
     sequences: u64,
+    /// The data set by the job's name for it: `held-out` or `train`; `own` where the guest made the sequences itself.
+    data: &'static str,
     #[serde(skip_serializing_if = "is_first")]
     adapter: u32,
 }
@@ -97,16 +102,35 @@ pub(crate) struct Figures {
     pub(crate) saved: BTreeMap<String, Saved>,
     /// The last step's loss.
     pub(crate) last_loss: Option<f32>,
-    /// First and last evaluation's loss.
-    pub(crate) held_out: Option<(f32, f32)>,
+    /// First and last loss of each adapter on each data set.
+    pub(crate) evaluated: BTreeMap<(Source, u32), (f32, f32)>,
     /// Over the `loss_bits` of every line of `losses.jsonl`, each with a newline: `jq -r .loss_bits losses.jsonl | sha256sum`.
     pub(crate) loss_digest: Digest,
 }
 
 impl Figures {
+    /// The adapter that the job is after: the one saved as `adapter`, else the first.
+    pub(crate) fn result(&self) -> u32 {
+        self.saved.get(ADAPTER).map_or(0, |saved| saved.adapter)
+    }
+
+    /// Its first and last loss on a data set.
+    pub(crate) fn result_on(&self, data: Source) -> Option<(f32, f32)> {
+        self.evaluated.get(&(data, self.result())).copied()
+    }
+
     fn new() -> Self {
         let (evaluations, saved) = (Vec::new(), BTreeMap::new());
-        Self { steps: 0, tokens: 0, sequences: 0, evaluations, saved, last_loss: None, held_out: None, loss_digest: Digest::of(b"") }
+        Self {
+            steps: 0,
+            tokens: 0,
+            sequences: 0,
+            evaluations,
+            saved,
+            last_loss: None,
+            evaluated: BTreeMap::new(),
+            loss_digest: Digest::of(b""),
+        }
     }
 }
 
@@ -140,7 +164,7 @@ impl Record {
     pub(crate) fn take(&mut self, event: &Event) -> anyhow::Result<()> {
         match event {
             Event::Step { adapter, report, learning_rate } => self.step(*adapter, report, *learning_rate),
-            Event::Evaluation { adapter, step, sums } => self.evaluation(*adapter, *step, sums),
+            Event::Evaluation { adapter, step, data, sums } => self.evaluation(*adapter, *step, *data, sums),
             Event::Saved { adapter, step, name, digest } => {
                 let saved = Saved { adapter: *adapter, step: *step, digest: *digest };
                 self.figures.saved.insert(name.clone(), saved);
@@ -155,7 +179,7 @@ impl Record {
                 let text = format!("{}: {}\n", level_name(*level), escape(message));
                 self.log.write_all(text.as_bytes()).with_context(|| format!("writing {LOG}"))
             }
-            Event::Progress { .. } => Ok(()),
+            Event::Progress { .. } | Event::Evaluating { .. } => Ok(()),
         }
     }
 
@@ -171,14 +195,14 @@ impl Record {
         line(&mut self.losses, LOSSES, &StepLine { step, loss, loss_bits, grad_norm, learning_rate, tokens, adapter })
     }
 
-    fn evaluation(&mut self, adapter: u32, step: u64, sums: &LossSums) -> anyhow::Result<()> {
+    fn evaluation(&mut self, adapter: u32, step: u64, data: Source, sums: &LossSums) -> anyhow::Result<()> {
         let loss = sums.mean();
         self.figures.sequences += sums.sequences;
         let loss_bits = loss_bits(loss);
         self.figures.evaluations.push(EvaluationEntry { adapter, step, loss_bits: loss_bits.clone() });
-        let first = self.figures.held_out.map_or(loss, |(first, _)| first);
-        self.figures.held_out = Some((first, loss));
-        let line_of = EvaluationLine { step, loss, loss_bits, tokens: sums.labelled, sequences: sums.sequences, adapter };
+        self.figures.evaluated.entry((data, adapter)).or_insert((loss, loss)).1 = loss;
+        let (tokens, sequences, data) = (sums.labelled, sums.sequences, data.name());
+        let line_of = EvaluationLine { step, loss, loss_bits, tokens, sequences, data, adapter };
         line(&mut self.held_out, HELD_OUT, &line_of)
     }
 
@@ -214,18 +238,27 @@ pub(crate) fn level_name(level: Level) -> &'static str {
 #[cfg(test)]
 pub(super) mod tests {
     use nodus_protocol::{Digest, LossSums, StepReport};
-    use nodus_sandbox::services::{Event, Level};
+    use nodus_sandbox::services::{Event, Level, Source};
 
-    use super::super::output::Output;
+    use super::super::output::{Folder, Output};
     use super::{Figures, Record};
     use crate::paths::Paths;
+
+    impl Record {
+        /// With a log that no byte can be written to, as on a full disk.
+        pub(in super::super) fn with_unwritable_log(mut self, folder: &Folder) -> Self {
+            self.log = folder.dir().open(super::LOG).unwrap();
+            self
+        }
+    }
 
     /// Events of a small run.
     pub(in super::super) fn events() -> Vec<Event> {
         let sums = LossSums { loss_sum: 23.006, weight_sum: 4.0, labelled: 4, sequences: 2 };
         let report = |step| StepReport { step, sums, loss: sums.mean(), grad_norm: 0.5 };
         vec![
-            Event::Evaluation { adapter: 0, step: 0, sums },
+            Event::Evaluation { adapter: 0, step: 0, data: Source::HeldOut, sums },
+            Event::Evaluating { done: 1, total: 2 },
             Event::Progress { done: 0, total: 2 },
             Event::Step { adapter: 0, report: report(1), learning_rate: 1e-3 },
             Event::Step { adapter: 1, report: report(1), learning_rate: 2e-3 },
@@ -257,12 +290,39 @@ pub(super) mod tests {
             "{\"step\":1,\"loss\":5.7515,\"loss_bits\":\"0x40b80c4a\",\"grad_norm\":0.5,\"learning_rate\":0.001,\"tokens\":4}\n\
              {\"step\":1,\"loss\":5.7515,\"loss_bits\":\"0x40b80c4a\",\"grad_norm\":0.5,\"learning_rate\":0.002,\"tokens\":4,\"adapter\":1}\n"
         );
-        assert_eq!(held_out, "{\"step\":0,\"loss\":5.7515,\"loss_bits\":\"0x40b80c4a\",\"tokens\":4,\"sequences\":2}\n");
+        assert_eq!(
+            held_out,
+            "{\"step\":0,\"loss\":5.7515,\"loss_bits\":\"0x40b80c4a\",\"tokens\":4,\"sequences\":2,\"data\":\"held-out\"}\n"
+        );
         assert_eq!(metrics, "{\"name\":\"reward\",\"step\":1,\"value\":\"NaN\"}\n");
         assert_eq!(log, "warn: red \\u{1b}[31m\\nforged: line\n");
         assert_eq!((figures.steps, figures.tokens, figures.sequences, figures.evaluations.len()), (2, 8, 6, 1));
         assert_eq!(figures.saved["adapter"].digest, Digest::of(b"second"));
         assert_eq!(figures.loss_digest, Digest::of(b"0x40b80c4a\n0x40b80c4a\n"));
+    }
+
+    #[test]
+    fn the_figures_are_those_of_the_adapter_that_was_kept() {
+        let root = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+        let folder = Folder::new(root.try_clone().unwrap(), "out".into());
+        let mut record = Record::create(&folder).unwrap();
+        let mut evaluate = |adapter, data, loss_sum| {
+            let sums = LossSums { loss_sum, weight_sum: 1.0, labelled: 1, sequences: 1 };
+            record.take(&Event::Evaluation { adapter, step: 0, data, sums }).unwrap();
+        };
+        for (adapter, data, loss) in [
+            (0, Source::HeldOut, 5.0),
+            (1, Source::HeldOut, 4.0),
+            (1, Source::HeldOut, 3.0),
+            (1, Source::Train, 1.0),
+            (0, Source::HeldOut, 9.0),
+        ] {
+            evaluate(adapter, data, loss);
+        }
+        record.take(&Event::Saved { adapter: 1, step: 2, name: "adapter".into(), digest: Digest::of(b"x") }).unwrap();
+        let figures = record.finish().unwrap();
+        assert_eq!(figures.result_on(Source::HeldOut), Some((4.0, 3.0)));
+        assert_eq!((figures.result_on(Source::Train), figures.result_on(Source::Own)), (Some((1.0, 1.0)), None));
     }
 
     #[test]

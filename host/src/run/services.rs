@@ -12,10 +12,9 @@ use nodus_protocol::{AdapterWeights, Digest};
 use nodus_sandbox::services::{Dataset, Event, Refusal, Services, Text, Trunk};
 
 use super::inputs::{Job, OpenModel};
-use super::record::{HELD_OUT, LOG, LOSSES, METRICS};
 use super::recorder::Listener;
 use super::rows::{Rows, tokenise};
-use crate::receipt;
+use crate::name::Name;
 use crate::store::write_synced;
 
 /// The names a job knows its inputs by.
@@ -101,13 +100,7 @@ impl Services for RunServices {
 
 /// A saved adapter is a folder beside the run's own files, so it must not be called like one of them.
 fn check_name(name: &str) -> Result<(), Refusal> {
-    let reserved = [LOSSES, HELD_OUT, METRICS, LOG, receipt::FILE];
-    if name.starts_with('.') || reserved.iter().any(|file| file.eq_ignore_ascii_case(name)) {
-        return Err(Refusal::InvalidArgument(format!(
-            "name is `{name}`, which is reserved: expected another one, not beginning with a dot"
-        )));
-    }
-    Ok(())
+    name.parse::<Name>().map(drop).map_err(|error| Refusal::InvalidArgument(error.to_string()))
 }
 
 /// Writes an adapter's folder beside the old one and puts it in its place.
@@ -170,7 +163,7 @@ mod tests {
 
     #[test]
     fn adapters_cannot_take_the_names_of_the_runs_own_files() {
-        for bad in ["receipt.json", "losses.jsonl", "LOSSES.JSONL", "log.txt", ".", "..", ".saving"] {
+        for bad in ["receipt.json", "losses.jsonl", "LOSSES.JSONL", "log.txt", ".", "..", ".saving", "-rf", "README.md"] {
             assert!(check_name(bad).is_err(), "{bad}");
         }
         assert!(check_name("adapter").is_ok() && check_name("best-1.0").is_ok());

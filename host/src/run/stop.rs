@@ -58,7 +58,7 @@ impl Stopper {
         let Ok(mut interrupts) = Interrupts::listen() else { return };
         interrupts.next().await;
         self.stop();
-        note("stopping: every job finishes its step and saves; Ctrl-C again ends them at once");
+        note("stopping after the steps under way; Ctrl-C again ends at once, unsaved");
         interrupts.next().await;
         self.wish.send_replace(Wish::End);
     }

@@ -2,12 +2,13 @@
 //!
 //! What it says of a job is a function of what went in; what the machine did stands apart, in the JSON alone.
 
+use nodus_sandbox::services::Source;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::conclude::{Status, Verdict};
 use super::crew::{Fared, Post};
-use super::record::loss_bits;
+use super::record::{ADAPTER, loss_bits};
 use super::sharing::{Reuse, Sharing};
 use crate::cli::Lane;
 use crate::sweep::shown;
@@ -16,8 +17,6 @@ use crate::text::escape;
 /// The summary's files.
 pub(crate) const JSON: &str = "summary.json";
 pub(crate) const CSV: &str = "summary.csv";
-/// The name of the adapter that a job is after.
-const ADAPTER: &str = "adapter";
 /// Digits of a digest in the table.
 const DIGITS: usize = 12;
 
@@ -60,7 +59,7 @@ impl Machine {
 pub(crate) fn row(post: &Post, fared: &Fared, verdict: &Verdict) -> Row {
     let figures = fared.figures();
     let loss = figures.and_then(|figures| figures.last_loss);
-    let held_out = figures.and_then(|figures| figures.held_out).map(|(_, last)| last);
+    let held_out = figures.and_then(|figures| figures.result_on(Source::HeldOut)).map(|(_, last)| last);
     let saved = figures.filter(|_| matches!(verdict.status, Status::Completed | Status::Stopped)).map(|figures| &figures.saved);
     let (status, reason) = verdict.status.words();
     Row {

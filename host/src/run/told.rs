@@ -5,10 +5,12 @@
 use std::io::Write;
 
 use anyhow::Context as _;
+use nodus_sandbox::services::Source;
 
 use super::conclude::{Kept, Status, Verdict};
 use super::crew::{Fared, Post};
 use super::output::Output;
+use super::record::{ADAPTER, Figures};
 use super::summary::{self, CSV, JSON, Machine, Row};
 use crate::error::{Ending, user};
 use crate::paths::shown;
@@ -18,7 +20,7 @@ use crate::text::count;
 ///
 /// # Errors
 /// The user's where the job failed; ours where the host did.
-pub(super) fn one(post: &Post, fared: &Fared, verdict: &Verdict, out: &mut dyn Write) -> anyhow::Result<Ending> {
+pub(super) fn one(output: &Output, post: &Post, fared: &Fared, verdict: &Verdict, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let kept = verdict.kept_text(post, fared);
     match &verdict.status {
         Status::Completed | Status::Stopped => {
@@ -31,7 +33,10 @@ pub(super) fn one(post: &Post, fared: &Fared, verdict: &Verdict, out: &mut dyn W
             Ok(Ending::Interrupted)
         }
         Status::Failed(reason) => Err(user(format!("the job failed: {reason}\n{kept}"))),
-        Status::Broken(error) => Err(anyhow::anyhow!("{error:#}")).context(format!("the host failed while it ran the job; {kept}")),
+        Status::Broken(error) => {
+            let place = if verdict.kept == Kept::Left { format!(", in {}", shown(&output.partial_path())) } else { String::new() };
+            Err(anyhow::anyhow!("{error:#}")).context(format!("the host failed while it ran the job; {kept}{place}"))
+        }
     }
 }
 
@@ -41,15 +46,31 @@ fn success(fared: &Fared, verdict: &Verdict, is_stopped: bool, kept: String) -> 
         let how = if is_stopped { "stopped on request after" } else { "completed" };
         let loss = figures.last_loss.map_or_else(String::new, |loss| format!(", last loss {loss:.4}"));
         lines.push(format!("{how} {}{loss}, {} with a label", count(figures.steps, "step"), count(figures.tokens, "token")));
-        if let Some((first, last)) = figures.held_out {
-            lines.push(format!("held-out loss: {first:.4} first, {last:.4} last"));
-        }
+        lines.extend(Source::ALL.into_iter().filter_map(|data| evaluated(figures, data)));
     }
     lines.push(kept);
-    if matches!(&verdict.kept, Kept::All(adapters) if !adapters.iter().any(|name| name == "adapter")) {
+    if matches!(&verdict.kept, Kept::All(adapters) if !adapters.iter().any(|name| name == ADAPTER)) {
         lines.push("the job saved no adapter named `adapter`".to_owned());
     }
     lines
+}
+
+/// The losses of the job's adapter on one kind of data.
+fn evaluated(figures: &Figures, data: Source) -> Option<String> {
+    let (first, last) = figures.result_on(data)?;
+    let adapters = figures.evaluated.keys().filter(|(of, _)| *of == data).count();
+    let whose = if adapters > 1 { format!(" of adapter {}", figures.result()) } else { String::new() };
+    let losses = if first.to_bits() == last.to_bits() { format!("{last:.4}") } else { format!("{first:.4} first, {last:.4} last") };
+    Some(format!("{} loss{whose}: {losses}", data_name(data)))
+}
+
+/// What kind of data that is, in front of `loss`.
+pub(super) fn data_name(data: Source) -> &'static str {
+    match data {
+        Source::HeldOut => "held-out",
+        Source::Train => "training-data",
+        Source::Own => "own-data",
+    }
 }
 
 /// Several jobs.
@@ -77,7 +98,8 @@ fn ending(verdicts: &[Verdict], rows: &[Row]) -> anyhow::Result<Ending> {
     };
     let broken = named(|status| matches!(status, Status::Broken(_)));
     if !broken.is_empty() {
-        anyhow::bail!("the host failed {} of {}: {}", broken.len(), count(rows.len() as u64, "job"), broken.join(", "));
+        let (jobs, names) = (count(rows.len() as u64, "job"), broken.join(", "));
+        anyhow::bail!("the host failed {} of {jobs}: {names}; what they wrote is left in folders named .NAME.unsigned", broken.len());
     }
     let failed = named(|status| matches!(status, Status::Failed(_)));
     if !failed.is_empty() {
@@ -123,6 +145,9 @@ mod tests {
         let theirs = ends(vec![Status::Completed, Status::Failed("bad".into()), Status::Stopped]).unwrap_err();
         assert_eq!((exit_code(&theirs), theirs.to_string().as_str()), (2, "1 of 3 jobs failed: job1"));
         let ours = ends(vec![Status::Failed("bad".into()), Status::Broken(anyhow::anyhow!("disk"))]).unwrap_err();
-        assert_eq!((exit_code(&ours), ours.to_string().as_str()), (1, "the host failed 1 of 2 jobs: job1"));
+        assert_eq!(
+            (exit_code(&ours), ours.to_string().as_str()),
+            (1, "the host failed 1 of 2 jobs: job1; what they wrote is left in folders named .NAME.unsigned")
+        );
     }
 }

@@ -9,6 +9,7 @@
 //! data/NAME.json     manifest of a data set
 //! blobs/HEX          content of data sets, and components that receipts name, by SHA-256
 //! adapters/HEX/      PEFT folders, by digest
+//! kernels/           compiled kernels and what the exactness gate found; may be emptied
 //! tmp/               what is being made
 //! host_key.pem, host_key.pub.pem, ledger.jsonl: the host's books, which `nodus_receipts` keeps
 //! ```
@@ -39,14 +40,16 @@ use crate::name::Name;
 const ALIVE: &str = "alive.lock";
 const WRITE: &str = "write.lock";
 const TMP: &str = "tmp";
-const FOLDERS: [&str; 5] = ["models", "data", "blobs", "adapters", TMP];
+const MODELS: &str = "models";
+pub(crate) const KERNELS: &str = "kernels";
+const FOLDERS: [&str; 6] = [MODELS, "data", "blobs", "adapters", KERNELS, TMP];
 
 /// The data folder, open.
 #[derive(Debug)]
 pub struct Store {
     dir: Dir,
-    /// Locked shared as long as the store is open.
-    _alive: std::fs::File,
+    /// Locked shared as long as the store is open; none where it is only read.
+    _alive: Option<std::fs::File>,
 }
 
 impl Store {
@@ -56,7 +59,18 @@ impl Store {
     /// The user's, where the folder cannot be written.
     pub fn open(dir: Dir) -> anyhow::Result<Self> {
         let alive = Self::prepare(&dir).map_err(|error| user(format!("the data folder cannot be used: {error}")))?;
-        Ok(Self { dir, _alive: alive })
+        Ok(Self { dir, _alive: Some(alive) })
+    }
+
+    /// Opens a data folder to read what is in it: makes and changes nothing, so that it may be read-only.
+    ///
+    /// # Errors
+    /// The user's, where this is no data folder.
+    pub fn open_to_read(dir: Dir) -> anyhow::Result<Self> {
+        if !dir.is_dir(MODELS) {
+            return Err(user("this is not a data folder: it has no models/"));
+        }
+        Ok(Self { dir, _alive: None })
     }
 
     fn prepare(dir: &Dir) -> io::Result<std::fs::File> {
@@ -82,6 +96,14 @@ impl Store {
         self.dir.try_clone().context("opening the data folder")
     }
 
+    /// The folder of compiled kernels.
+    ///
+    /// # Errors
+    /// Ours: no file handle is left.
+    pub(crate) fn kernels(&self) -> anyhow::Result<Dir> {
+        self.dir.open_dir(KERNELS).context("opening the data folder's kernels")
+    }
+
     /// Waits until nobody else puts or removes anything; holds that until dropped.
     fn write_lock(&self) -> anyhow::Result<std::fs::File> {
         let file = lock_file(&self.dir, WRITE).context("opening the data folder's lock")?;
@@ -92,6 +114,9 @@ impl Store {
     /// The names in `folder` that end in `suffix`, without it, sorted. Files that this program did not name are passed over.
     fn names(&self, folder: &str, suffix: &str) -> anyhow::Result<Vec<Name>> {
         let mut names = Vec::new();
+        if !self.dir.exists(folder) {
+            return Ok(names);
+        }
         for entry in self.dir.read_dir(folder).with_context(|| format!("listing {folder}/ of the data folder"))? {
             let file_name = entry.with_context(|| format!("listing {folder}/ of the data folder"))?.file_name();
             names.extend(file_name.to_str().and_then(|n| n.strip_suffix(suffix)).and_then(|n| n.parse::<Name>().ok()));
@@ -158,6 +183,17 @@ mod tests {
         drop(first);
         drop(Store::open(root.try_clone().unwrap()).unwrap());
         assert_eq!(root.read_dir("tmp").unwrap().count(), 0);
+    }
+
+    #[test]
+    fn reading_makes_nothing_and_needs_a_data_folder() {
+        let root = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+        let error = Store::open_to_read(root.try_clone().unwrap()).unwrap_err();
+        assert!(error.to_string().contains("not a data folder"), "{error}");
+        root.create_dir("models").unwrap();
+        let store = Store::open_to_read(root.try_clone().unwrap()).unwrap();
+        assert!(store.models().unwrap().is_empty() && store.datasets().unwrap().is_empty());
+        assert_eq!(root.entries().unwrap().count(), 1);
     }
 
     #[test]

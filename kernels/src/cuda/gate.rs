@@ -7,7 +7,7 @@
 use super::blas::{self, Operands, logits_pitch};
 use super::device::{CudaDevice, Element};
 use super::memory::{Block, Owner};
-use super::plan::{Choice, Key, Product, Slices};
+use super::plan::{Choice, Key, Plan, Product, Slices};
 use super::verdict::{GateReport, ProductCheck, name};
 use super::{Precision, ROW_ALIGN, head, linear};
 use crate::exercise::{Independence, Sizes, independence};
@@ -153,12 +153,31 @@ fn add(total: &mut Vec<Independence>, found: Vec<Independence>) {
 }
 
 impl CudaDevice {
-    /// Pins an algorithm for every product of weights of these sizes (outputs and inputs), as loading them does.
+    /// Pins an algorithm for every product of weights of these sizes (outputs and inputs), as loading them does, or recalls what was pinned
+    /// on this device class before.
     ///
     /// # Errors
     /// A failed device, or a plan whose algorithm the library refuses.
     pub fn plan_matrices(&mut self, matrices: &[(usize, usize)]) -> Result<(), DeviceError> {
-        matrices.iter().try_for_each(|(outputs, inputs)| linear::plan(self, *outputs, *inputs))
+        matrices.iter().try_for_each(|matrix| {
+            let entry = self.plan_entry(*matrix);
+            let recalled = self.kernels.compiler.recall(&entry).and_then(|text| String::from_utf8(text).ok()?.parse::<Plan>().ok());
+            let is_known = recalled.is_some();
+            if let Some(plan) = recalled.filter(|plan| plan.header == self.plan.header) {
+                self.plan.adopt(&plan);
+            }
+            linear::plan(self, matrix.0, matrix.1)?;
+            if !is_known {
+                self.kernels.compiler.keep(&entry, self.plan.of(&[*matrix]).to_string().as_bytes());
+            }
+            Ok(())
+        })
+    }
+
+    /// Where the plan for a weight is kept: all of the device class but what is pinned.
+    fn plan_entry(&self, matrix: (usize, usize)) -> String {
+        let class = self.class(&[]).into_iter().filter(|(name, _)| !["gate", "plan"].contains(&name.as_str()));
+        format!("{}.plan", hex(&Sha256::digest(format!("{:?} {matrix:?}", class.collect::<Vec<_>>()))))
     }
 
     /// Runs the gate over every product that is planned and over every operation with heads of these shapes, or recalls what it found on

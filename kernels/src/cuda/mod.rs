@@ -37,7 +37,7 @@ pub use record::{Launches, Profile};
 pub use verdict::{GateReport, ProductCheck};
 
 /// Rows of a tile; every sequence starts at a multiple of it.
-const ROW_ALIGN: usize = 128;
+pub const ROW_ALIGN: usize = 128;
 
 /// The type of activations, their gradients and of weight matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -161,6 +161,15 @@ impl Plan {
         Self { header: self.header.clone(), choices, buckets: buckets.map(|(place, words)| (*place, *words)).collect() }
     }
 
+    /// Takes over what another plan has of products that this one does not.
+    pub(super) fn adopt(&mut self, other: &Self) {
+        let is_new = |key: &Key| !self.choices.contains_key(key);
+        let buckets: Vec<_> = other.buckets.iter().filter(|((key, _), _)| is_new(key)).map(|(place, words)| (*place, *words)).collect();
+        let choices: Vec<_> = other.choices().filter(|(key, _)| is_new(key)).collect();
+        self.choices.extend(choices);
+        self.buckets.extend(buckets);
+    }
+
     /// SHA-256 of the text, in hexadecimal digits.
     #[must_use]
     pub fn digest(&self) -> String {

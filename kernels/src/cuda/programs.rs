@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-use super::compile::{Compiler, hex};
+use super::compile::{Cache, Compiler, hex};
 use super::driver::{Gpu, Kernel, Module};
 use super::library::{Library, probe};
 use super::{Found, Precision};
@@ -189,15 +189,19 @@ impl Kernels {
 }
 
 /// Compiles every kernel for an architecture (as "sm_90a"), in both precisions and for heads 80 and 256 wide, without a card.
-/// Returns what was compiled and its bytes of machine code. This is the check that continuous integration can make.
+/// Returns what was compiled and its bytes of machine code; what the cache has is not compiled again. This is the check that continuous integration can make.
 ///
 /// # Errors
 /// Where NVRTC is missing or refuses a source, with its log.
-pub fn compile_everything(architecture: &str, folders: &[String]) -> Result<Vec<(String, usize)>, DeviceError> {
+pub fn compile_everything(
+    architecture: &str,
+    folders: &[String],
+    cache: Option<Box<dyn Cache>>,
+) -> Result<Vec<(String, usize)>, DeviceError> {
     if probe(folders).nvrtc == Found::Missing {
         return Err(DeviceError::Unsupported(format!("{} was not found: {}", Library::Nvrtc.name(), Library::Nvrtc.remedy())));
     }
-    let compiler = Compiler::new(architecture.to_owned(), None)?;
+    let compiler = Compiler::new(architecture.to_owned(), cache)?;
     let mut compiled = Vec::new();
     for precision in [Precision::F32, Precision::Bf16] {
         let define = precision_define(precision);

@@ -49,6 +49,12 @@ impl GateReport {
         products.chain(self.operations.iter().filter(|operation| operation.unequal > 0).map(|found| found.operation.to_owned())).collect()
     }
 
+    /// Comparisons made, of all that runs.
+    #[must_use]
+    pub fn cases(&self) -> usize {
+        self.products.iter().map(|check| check.cases).chain(self.operations.iter().map(|found| found.cases)).sum()
+    }
+
     /// The report for work with weight matrices of these sizes.
     #[must_use]
     pub fn of(&self, matrices: &[(usize, usize)]) -> Self {

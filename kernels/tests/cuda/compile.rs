@@ -3,7 +3,7 @@
 use nodus_kernels::DeviceError;
 use nodus_kernels::cuda::{CudaDevice, CudaOptions, Found, Precision, compile_everything, probe};
 
-use super::{folders, skip};
+use super::{cache, folders, skip};
 
 #[test]
 fn every_kernel_compiles_for_every_architecture() {
@@ -11,7 +11,7 @@ fn every_kernel_compiles_for_every_architecture() {
         return skip("every_kernel_compiles_for_every_architecture", "NVRTC is in none of NODUS_CUDA_LIBRARIES");
     }
     let check = |architecture: &str| {
-        let compiled = compile_everything(architecture, &folders()).unwrap_or_else(|error| panic!("{architecture}: {error}"));
+        let compiled = compile_everything(architecture, &folders(), cache()).unwrap_or_else(|error| panic!("{architecture}: {error}"));
         let bytes: usize = compiled.iter().map(|(_, bytes)| bytes).sum();
         println!("{architecture}: {} programs, {bytes} bytes", compiled.len());
         assert!(compiled.iter().all(|(_, bytes)| *bytes > 1000), "{compiled:?}");
@@ -22,7 +22,7 @@ fn every_kernel_compiles_for_every_architecture() {
             thread.join().unwrap();
         }
     });
-    let refused = compile_everything("sm_9x", &folders()).unwrap_err();
+    let refused = compile_everything("sm_9x", &folders(), None).unwrap_err();
     assert!(refused.to_string().contains("does not compile"), "{refused}");
 }
 

@@ -1,6 +1,6 @@
 //! The card against itself: equal bits from repeated launches, in dirty memory, among neighbours; and a gate that sees a product that breaks them.
 
-use nodus_kernels::cuda::{Choice, CudaDevice, CudaWeight, Key, Precision, Product};
+use nodus_kernels::cuda::{Cache, Choice, CudaDevice, CudaOptions, CudaWeight, Key, Precision, Product};
 use nodus_kernels::exercise::{Sequences, Sizes, exercise, names};
 use nodus_kernels::{AttentionShape, DType, Device, DeviceError, HostTensor, Layout, Numbers, Use};
 
@@ -36,6 +36,35 @@ fn the_gate_passes() {
         drop(weight(&mut device, 72, 40).unwrap());
         assert_eq!(device.unproven().len(), 5);
     }
+}
+
+/// What the gate found is recalled, in a blink, by the next device of the class with the same plan and heads; not by another.
+#[test]
+fn what_the_gate_found_is_recalled() {
+    let folder = tempfile::tempdir().unwrap();
+    let opened = |matrices: &[(usize, usize)]| {
+        let cache: Box<dyn Cache> = Box::new(super::Folder(folder.path().to_owned()));
+        let options = CudaOptions { library_folders: super::folders(), cache: Some(cache), ..CudaOptions::default() };
+        let mut device = CudaDevice::open(0, Precision::Bf16, options).unwrap();
+        device.plan_matrices(matrices).unwrap();
+        device
+    };
+    if open("what_the_gate_found_is_recalled", Precision::Bf16).is_none() {
+        return;
+    }
+    let is_gate = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().path().extension().unwrap() == "gate";
+    let gates = || std::fs::read_dir(folder.path()).unwrap().filter_map(|entry| is_gate(entry).then_some(())).count();
+    let time = |device: &mut CudaDevice| {
+        let start = std::time::Instant::now();
+        let report = device.prove(&[SIZES.attention]).unwrap().clone();
+        (report, start.elapsed().as_secs_f64())
+    };
+    let (first, long) = time(&mut opened(&MATRICES[..4]));
+    let (second, short) = time(&mut opened(&MATRICES[..4]));
+    println!("the gate takes {long:.2} s, recalling it {:.1} ms", short * 1e3);
+    assert_eq!((first, gates()), (second, 1));
+    time(&mut opened(&MATRICES[..3]));
+    assert_eq!(gates(), 2);
 }
 
 /// The product that stands in for cuBLASLt's: exact by the same gate, and close to it.
@@ -177,6 +206,19 @@ fn offsets_past_two_to_the_31() {
             let expected = x * x / (1.0 + (-x).exp()) + x;
             assert!((y - expected).abs() <= 0.02, "row {row}: {y} for {expected}");
         }
+    }
+}
+
+/// In a build in which one kernel looks at the number of rows, the gate names it, and a device that recalls what was found does too.
+#[cfg(feature = "broken-kernel")]
+#[test]
+fn a_broken_kernel_is_named() {
+    for precision in PRECISIONS {
+        let Some(mut device) = open("a_broken_kernel_is_named", precision) else { return };
+        let report = device.prove(&[SIZES.attention]).unwrap();
+        assert_eq!(report.failed(), ["swiglu"], "{report}");
+        assert_eq!(device.unproven(), ["swiglu"]);
+        assert!(device.class(&[]).contains(&("gate".to_owned(), "one job a pass: swiglu".to_owned())));
     }
 }
 

@@ -1,6 +1,7 @@
 //! The CUDA device against its twin and against itself. Where there is no card, each test says in one line that it was skipped.
 //!
 //! `NODUS_CUDA_LIBRARIES` names folders that hold NVRTC and cuBLASLt, separated by colons; `NODUS_REQUIRE_CUDA` turns skipping into failing;
+//! `NODUS_CUDA_CACHE` names a folder in which kernels that compiled are kept;
 //! `NODUS_CUDA_CASES` is the number of random shapes (24; fewer under a sanitizer).
 #![expect(clippy::disallowed_methods, reason = "a test has no main to hand it the environment")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
@@ -10,12 +11,34 @@ mod compile;
 mod exact;
 mod twins;
 
+use std::path::PathBuf;
+
 use nodus_kernels::DeviceError;
-use nodus_kernels::cuda::{CudaDevice, CudaOptions, Precision};
+use nodus_kernels::cuda::{Cache, CudaDevice, CudaOptions, Precision};
 
 /// Folders to look for libraries in.
 fn folders() -> Vec<String> {
     std::env::var("NODUS_CUDA_LIBRARIES").map(|text| text.split(':').map(str::to_owned).collect()).unwrap_or_default()
+}
+
+/// A folder of compiled kernels.
+struct Folder(PathBuf);
+
+impl Cache for Folder {
+    fn get(&self, name: &str) -> Option<Vec<u8>> {
+        std::fs::read(self.0.join(name)).ok()
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) {
+        let draft = self.0.join(format!("{name}.{}", std::process::id()));
+        std::fs::write(&draft, bytes).unwrap();
+        std::fs::rename(draft, self.0.join(name)).unwrap();
+    }
+}
+
+/// What is kept of earlier runs, where a folder for it is named.
+fn cache() -> Option<Box<dyn Cache>> {
+    std::env::var_os("NODUS_CUDA_CACHE").map(|folder| Box::new(Folder(folder.into())) as Box<dyn Cache>)
 }
 
 /// Says that a test is skipped, or fails where skipping is not allowed.
@@ -26,7 +49,7 @@ fn skip(test: &str, why: &str) {
 
 /// Card 0, or none where there is none.
 fn open(test: &str, precision: Precision) -> Option<CudaDevice> {
-    match CudaDevice::open(0, precision, CudaOptions { library_folders: folders(), ..CudaOptions::default() }) {
+    match CudaDevice::open(0, precision, CudaOptions { library_folders: folders(), cache: cache(), ..CudaOptions::default() }) {
         Ok(device) => Some(device),
         Err(DeviceError::Unsupported(why)) => {
             skip(test, &why);

@@ -31,12 +31,19 @@ impl HeldOut {
         Ok(Self { batch, every: params.evaluate_every, losses: EarlyStopping::new(params.patience), evaluated: None })
     }
 
-    /// Evaluates, once after each step, and keeps the adapter as `best` where it is the best so far.
+    /// Evaluates, once after each step, and keeps the adapter as `best` where it is the best so far. A job that is asked to stop meanwhile
+    /// goes on without the loss.
     pub(crate) fn evaluate(&mut self, job: &Job, adapter: &Adapter, step: u64) -> Result<()> {
         let Some(batch) = self.batch.as_ref().filter(|_| self.evaluated != Some(step)) else {
             return Ok(());
         };
-        let loss = adapter.evaluate(batch)?.mean();
+        let loss = match adapter.evaluate(batch) {
+            Err(Error::Cancelled) => {
+                job.info(format!("asked to stop: the evaluation after step {step} was left off"));
+                return Ok(());
+            }
+            sums => sums?.mean(),
+        };
         self.evaluated = Some(step);
         job.metric("held_out_loss", step, loss);
         if self.losses.observe(step, loss) {

@@ -53,6 +53,7 @@ fn train_steps(job: &Job, params: &Params, adapter: &Adapter, data: &Dataset, he
         job.warn(format!("the run ends after {total} steps, before its warm-up of {}: the peak is never reached", params.warmup(total)));
     }
 
+    job.progress(0, total);
     for (step, micro_batches) in (1..=total).zip(steps) {
         let batches = micro_batches.iter().map(|indices| data.batch(indices)).collect::<Result<Vec<_>>>()?;
         let optimiser = params.optimiser(schedule.at(step - 1));

@@ -185,6 +185,23 @@ fn a_non_finite_job_fails_alone() {
     assert_eq!(neighbour(true), neighbour(false));
 }
 
+/// A loss that an evaluation finds not finite is laid at the evaluation's door, not at the next step's.
+#[test]
+fn an_evaluation_that_is_not_finite_says_so() {
+    let model = llama();
+    let batch = Batch { sequences: vec![sequence(&model, 3, 11)] };
+    let mut engine = engine(&model);
+    done(engine.execute(create(slot(0), all_linear(), None)));
+    step(engine.execute(train(slot(0), &batch)));
+    let mut weights = weights(engine.execute(Command::Export { slot: slot(0) }));
+    weights.modules.iter_mut().flat_map(|m| m.a.iter_mut().chain(&mut m.b)).for_each(|x| *x = 3e30);
+    let weights = Arc::new(weights);
+    done(engine.execute(Command::LoadAdapter { slot: slot(1), trunk: TRUNK, weights, seed: 7, cohort: None }));
+    let ended = error(engine.execute(evaluate(slot(1), &batch)));
+    assert_eq!(ended.kind, ErrorKind::NonFinite);
+    assert!(ended.message.starts_with("evaluation after step 0: the loss is"), "{ended}");
+}
+
 /// A gradient that overflows ends the adapter at the step, before it reaches the weights; weights that overflow are never exported.
 #[test]
 fn overflow_in_gradient_or_weights_ends_the_adapter() {

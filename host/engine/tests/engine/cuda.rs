@@ -57,7 +57,7 @@ fn runs_agree_with_transformers_and_peft_in_f32() {
 #[test]
 #[cfg_attr(feature = "broken", ignore = "broken on purpose")]
 fn runs_stay_close_to_transformers_and_peft_in_bf16() {
-    golden::on_a_card("runs_stay_close_to_transformers_and_peft_in_bf16", Precision::Bf16, Limits::BF16);
+    golden::on_a_card("runs_stay_close_to_transformers_and_peft_in_bf16", Precision::Bf16, Limits::Bf16);
 }
 
 /// A kernel that looks at the number of rows: the gate names it, and every job is exact all the same, since it gets passes of its own.

@@ -1,10 +1,12 @@
 //! The devices that tests run on: the CPU's, one that leaks between rows, and the card's, where there is one.
 //!
-//! `NODUS_CUDA_LIBRARIES` names folders that hold NVRTC and cuBLASLt, separated by colons; `NODUS_REQUIRE_CUDA` turns skipping into failing.
+//! `NODUS_CUDA_LIBRARIES` names folders that hold NVRTC and cuBLASLt, separated by colons; `NODUS_REQUIRE_CUDA` turns skipping into failing;
+//! `NODUS_CUDA_CACHE` names a folder in which compiled kernels are kept.
 #![expect(clippy::disallowed_methods, reason = "a test has no main to hand it the environment")]
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -62,12 +64,21 @@ struct Kept(Arc<Mutex<HashMap<String, Vec<u8>>>>);
 
 impl Cache for Kept {
     fn get(&self, name: &str) -> Option<Vec<u8>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned();
+        kept.or_else(|| std::fs::read(folder()?.join(name)).ok())
     }
 
     fn put(&self, name: &str, bytes: &[u8]) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), bytes.to_vec());
+        if let Some(folder) = folder() {
+            std::fs::write(folder.join(name), bytes).unwrap();
+        }
     }
+}
+
+/// Where what is kept outlives the tests.
+fn folder() -> Option<PathBuf> {
+    std::env::var_os("NODUS_CUDA_CACHE").map(PathBuf::from)
 }
 
 /// The first card, its gate run for some models. Opening it takes long, so that devices are used again.

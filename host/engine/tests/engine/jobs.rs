@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nodus_engine::plan::{BatchSize, needs};
-use nodus_engine::{Engine, JobBytes, Options};
+use nodus_engine::{AdapterBytes, Engine, JobBytes, Options};
 use nodus_kernels::cpu::CpuDevice;
 use nodus_protocol::{Architecture, Batch, Command, ErrorKind, JobSlot, LayerSelection, LoraConfig, Module};
 
@@ -72,18 +72,18 @@ fn every_byte_of_a_job_is_counted_and_comes_back() {
     let mut engine = engine(&model);
     done(engine.execute(create(slot(0), config.clone(), None)));
     done(engine.execute(create(slot(1), config, None)));
+    let made = AdapterBytes { granted: needs.adapter_bytes, written: needs.adapter_bytes / 4, ..AdapterBytes::default() };
     let held = JobBytes {
         allocated_bytes: needs.adapter_bytes,
         peak_bytes: needs.adapter_bytes,
-        granted_bytes: needs.adapter_bytes,
-        written_bytes: needs.adapter_bytes / 4,
+        adapters: [(0, made)].into(),
         ..JobBytes::default()
     };
     assert_eq!(engine.jobs()[&JobSlot(0)], held);
     losses(engine.execute(evaluate(slot(0), &batch)));
     let evaluated = engine.jobs()[&JobSlot(0)].peak_bytes;
     step(engine.execute(train(slot(0), &batch)));
-    let passed = JobBytes { peak_bytes: needs.adapter_bytes + needs.activation_bytes, ..held };
+    let passed = JobBytes { peak_bytes: needs.adapter_bytes + needs.activation_bytes, ..held.clone() };
     assert_eq!(engine.jobs()[&JobSlot(0)], passed, "activations are let go after the pass, and counted in the peak");
     assert!(evaluated > held.peak_bytes && evaluated < passed.peak_bytes);
 
@@ -91,17 +91,16 @@ fn every_byte_of_a_job_is_counted_and_comes_back() {
     let second = nodus_protocol::AdapterSlot { index: 1, ..slot(0) };
     done(engine.execute(Command::LoadAdapter { slot: second, trunk: TRUNK, weights: exported, seed: 7, cohort: None }));
     done(engine.execute(Command::DropAdapter { slot: slot(0) }));
+    let exported = AdapterBytes { exported: needs.adapter_bytes / 4, zeroed: needs.adapter_bytes, ..made };
     let moved = JobBytes {
         peak_bytes: passed.peak_bytes.max(2 * needs.adapter_bytes),
-        granted_bytes: 2 * needs.adapter_bytes,
-        written_bytes: needs.adapter_bytes / 2,
-        exported_bytes: needs.adapter_bytes / 4,
-        zeroed_bytes: needs.adapter_bytes,
-        ..held
+        adapters: [(0, exported), (1, made)].into(),
+        ..held.clone()
     };
-    assert_eq!(engine.jobs()[&JobSlot(0)], moved);
+    assert_eq!(engine.jobs()[&JobSlot(0)], moved, "each adapter has an account of its own");
     done(engine.execute(Command::DropJob { job: JobSlot(0) }));
-    let ended = JobBytes { allocated_bytes: 0, zeroed_bytes: 2 * needs.adapter_bytes, ..moved };
+    let dropped = AdapterBytes { zeroed: needs.adapter_bytes, ..made };
+    let ended = JobBytes { allocated_bytes: 0, adapters: [(0, exported), (1, dropped)].into(), ..moved };
     assert_eq!(engine.jobs()[&JobSlot(0)], ended);
     assert_eq!(engine.jobs()[&JobSlot(1)], held, "a neighbour's figures");
 }
@@ -119,7 +118,7 @@ fn the_figures_of_a_job_that_ended_are_taken_once() {
     });
     let figures = handle.take_job(JobSlot(3)).unwrap();
     assert_eq!((figures.allocated_bytes, figures.reserved_adapter_bytes, figures.reserved_activation_bytes), (0, None, 0));
-    assert!(figures.granted_bytes > 0 && figures.granted_bytes == figures.zeroed_bytes);
+    assert!(figures.adapters.values().all(|adapter| adapter.granted > 0 && adapter.granted == adapter.zeroed), "{figures:?}");
     assert_eq!((handle.take_job(JobSlot(3)), handle.jobs().len()), (None, 0));
     drop(client);
     handle.join().unwrap();

@@ -4,8 +4,11 @@
 
 use std::fmt;
 use std::io::{BufRead, Read};
+use std::marker::PhantomData;
 
-use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::error::{FormatError, Place, clip};
 
@@ -73,7 +76,7 @@ struct Fields {
     text: Option<String>,
     prompt: Option<String>,
     completion: Option<String>,
-    messages: Option<Vec<Message>>,
+    messages: Option<Vec<Object<Message>>>,
     tokens: Option<Vec<u32>>,
     weights: Option<Vec<f32>>,
 }
@@ -84,6 +87,41 @@ struct Message {
     role: String,
     content: String,
 }
+
+/// A value that stands in braces: serde reads a list in the order of the fields too.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Braces<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Braces<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object in braces")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+
+        deserializer.deserialize_map(Braces(PhantomData))
+    }
+}
+
+/// How files begin that are no text in UTF-8: what they are, and what would be right.
+const BEGINNINGS: [(&[u8], &str, &str); 8] = [
+    (b"\xef\xbb\xbf", "a byte-order mark", "UTF-8 without one"),
+    (b"\xff\xfe", "text in UTF-16", "UTF-8"),
+    (b"\xfe\xff", "text in UTF-16", "UTF-8"),
+    (b"{\0", "text in UTF-16", "UTF-8"),
+    (b"\x1f\x8b", "a file packed with gzip", "the file as it was before, one JSON object a line"),
+    (b"\x28\xb5\x2f\xfd", "a file packed with zstd", "the file as it was before, one JSON object a line"),
+    (b"PK\x03\x04", "a zip archive", "the file in it, one JSON object a line"),
+    (b"PAR1", "a Parquet file", "JSON Lines: one JSON object a line"),
+];
 
 /// Reads a file line by line.
 pub(super) struct Lines<'a, R> {
@@ -143,8 +181,13 @@ impl<'a, R: BufRead> Lines<'a, R> {
     }
 
     fn parse(&mut self, bytes: &[u8]) -> Result<Line, FormatError> {
-        let text = std::str::from_utf8(bytes).map_err(|e| self.refuse(format!("no UTF-8 at byte {}", e.valid_up_to() + 1), "UTF-8"))?;
-        let fields: Fields = serde_json::from_str(text).map_err(|e| {
+        if self.number == 1
+            && let Some((_, found, expected)) = BEGINNINGS.iter().find(|(magic, ..)| bytes.starts_with(magic))
+        {
+            return Err(self.refuse(found, expected));
+        }
+        let text = std::str::from_utf8(bytes).map_err(|e| self.refuse(format!("not UTF-8 at byte {}", e.valid_up_to() + 1), "UTF-8"))?;
+        let Object(fields) = serde_json::from_str::<Object<Fields>>(text).map_err(|e| {
             // The error counts lines within the one it was given.
             let why = e.to_string().replace(" at line 1 column ", " at column ");
             self.refuse(clip(&why), "a JSON object with `text`, `prompt` and `completion`, `messages`, or `tokens` and `weights`")
@@ -174,7 +217,8 @@ impl<'a, R: BufRead> Lines<'a, R> {
         }
     }
 
-    fn messages(&self, messages: Vec<Message>) -> Result<(Form, Line), FormatError> {
+    fn messages(&self, messages: Vec<Object<Message>>) -> Result<(Form, Line), FormatError> {
+        let messages: Vec<Message> = messages.into_iter().map(|Object(message)| message).collect();
         if let Some((i, message)) = messages.iter().enumerate().find(|(_, m)| !ROLES.contains(&m.role.as_str())) {
             let role: String = message.role.chars().take(40).collect();
             return Err(self.refuse(format!("messages[{i}] has the role {role:?}"), "one of system, user, assistant and tool"));

@@ -196,7 +196,7 @@ impl<'a> Reader<'a> {
     fn text(&mut self, what: &str) -> Result<&'a str, FormatError> {
         let length = self.u64(what)?;
         std::str::from_utf8(self.take(length, what)?)
-            .map_err(|_| FormatError::invalid(self.file, Place::File, format!("{what} that is no UTF-8"), "UTF-8"))
+            .map_err(|_| FormatError::invalid(self.file, Place::File, format!("{what} that is not UTF-8"), "UTF-8"))
     }
 
     fn metadata(&mut self, pairs: u64) -> Result<BTreeMap<&'a str, Value<'a>>, FormatError> {

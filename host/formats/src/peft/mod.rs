@@ -11,7 +11,7 @@ mod write;
 use nodus_protocol::{Digest, Module};
 use sha2::{Digest as _, Sha256};
 
-pub use read::read;
+pub use read::{base, read};
 pub use write::write;
 
 const CONFIG: &str = "adapter_config.json";

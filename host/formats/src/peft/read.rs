@@ -10,7 +10,17 @@ use nodus_protocol::{AdapterWeights, ModelConfig, ModuleWeights};
 use super::{CONFIG, WEIGHTS, config, key};
 use crate::error::{FormatError, Place};
 use crate::files::{CONFIG_BYTES_MAX, map_optional, read as read_file};
+use crate::json::Object;
 use crate::safetensors::{TensorFile, to_f32};
+
+/// The base model that an adapter's configuration names.
+///
+/// # Errors
+/// The configuration is missing or malformed.
+pub fn base(dir: &Dir) -> Result<Option<String>, FormatError> {
+    let map = crate::json::parse(CONFIG, &read_file(dir, CONFIG, CONFIG_BYTES_MAX, "an adapter's configuration")?)?;
+    Object::new(CONFIG, &map).string("base_model_name_or_path")
+}
 
 /// Reads a PEFT folder for a model. Weights stored in F16 or BF16 are widened to float32. Layers come back as the selection
 /// that says them shortest: all, the last so many, or a list. Overrides come back with the same meaning, not always as the same

@@ -146,7 +146,7 @@ fn bad_lines_are_refused_with_file_line_and_reason() {
     }
     let broken = [good.as_bytes(), b"\n{\"text\": \"\xff\"}\n"].concat();
     let error = check(&broken[..], "d.jsonl").unwrap_err().to_string();
-    assert_eq!(error, "d.jsonl, line 2: no UTF-8 at byte 11, expected UTF-8");
+    assert_eq!(error, "d.jsonl, line 2: not UTF-8 at byte 11, expected UTF-8");
     assert!(run(&model, "", 128).unwrap_err().starts_with("d.jsonl: no lines"));
     assert!(run(&model, "\n\n", 128).unwrap_err().starts_with("d.jsonl: no lines"));
 }
@@ -192,5 +192,24 @@ proptest! {
         prop_assert_eq!(done.examples[0].tokens(), &tokens[..tokens.len() - 1]);
         prop_assert_eq!(done.examples[0].targets(), &tokens[1..]);
         prop_assert_eq!(done.examples[0].weights(), &weights[1..]);
+    }
+}
+
+#[test]
+fn what_is_no_json_lines_file_is_named_and_a_list_is_no_object() {
+    let utf16: Vec<u8> = "\u{feff}{\"text\": \"a\"}\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let cases: [(&[u8], &str); 8] = [
+        (b"\xef\xbb\xbf{\"text\": \"a\"}\n", "line 1: a byte-order mark, expected UTF-8 without one"),
+        (&utf16, "text in UTF-16, expected UTF-8"),
+        (b"{\0\"\0", "text in UTF-16"),
+        (b"\x1f\x8b\x08\0rest", "a file packed with gzip, expected the file as it was before"),
+        (b"PAR1rest", "a Parquet file, expected JSON Lines"),
+        (b"[{\"text\": \"a\"}]", "expected an object in braces"),
+        (b"[\"a\", null, null, null, null, null]", "expected an object in braces"),
+        (b"{\"messages\": [[\"assistant\", \"a\"]]}", "expected an object in braces"),
+    ];
+    for (bytes, expected) in cases {
+        let error = check(bytes, "d.jsonl").unwrap_err().to_string();
+        assert!(error.starts_with("d.jsonl, line 1: ") && error.contains(expected), "{error}");
     }
 }

@@ -194,7 +194,7 @@ fn a_text_begins_with_what_the_tokenizer_says_and_never_ends_with_more() {
 
     let text = text("{}");
     assert_eq!(text.decode(&[1, 104, 195, 169, 2]).unwrap(), "<s>hé</s>");
-    assert_eq!(text.decode(&[256]).unwrap_err().to_string(), "256 is no token, expected one of the model's vocabulary");
+    assert_eq!(text.decode(&[256]).unwrap_err().to_string(), "256 is not a token, expected one of the model's vocabulary");
     assert!(text.apply_chat_template(&[], true).unwrap_err().to_string().contains("without a chat template"));
 }
 
@@ -221,11 +221,31 @@ fn malformed_tokenizers_are_refused_by_name() {
         dir.write("tokenizer.json", bad).unwrap();
         assert!(open_error(&dir).starts_with("tokenizer.json: "), "{bad}: {}", open_error(&dir));
     }
+    let drops = byte_tokenizer("null").replace(r#""dropout":null"#, r#""dropout":0.1"#);
+    dir.write("tokenizer.json", drops).unwrap();
+    assert_eq!(open_error(&dir), "tokenizer.json, `model.dropout`: dropout 0.1 is not supported, expected no dropout in the tokenizer");
     dir.write("tokenizer.json", byte_tokenizer("null")).unwrap();
     dir.write("tokenizer_config.json", r#"{"eos_token": "<nope>"}"#).unwrap();
     assert_eq!(open_error(&dir), "tokenizer_config.json, `eos_token`: `<nope>`, no token of tokenizer.json, expected one of its tokens");
     dir.write("tokenizer_config.json", r#"{"eos_token": 3}"#).unwrap();
     assert!(open_error(&dir).contains("a string or an object with `content`"));
+}
+
+#[test]
+fn a_tokenizer_whose_rules_fill_a_memory_is_refused_and_so_is_a_text_that_would() {
+    let dir = copy("models/llama");
+    let rules = |count: usize| {
+        let rule = r#"{"type":"Replace","pattern":{"String":"a"},"content":"aa"}"#;
+        let normalizer = format!(r#""normalizer":{{"type":"Sequence","normalizers":[{}]}}"#, vec![rule; count].join(","));
+        byte_tokenizer("null").replace(r#""normalizer":null"#, &normalizer)
+    };
+    dir.write("tokenizer.json", rules(24)).unwrap();
+    assert!(open_error(&dir).contains("times longer, expected at most 1024 times"), "{}", open_error(&dir));
+    dir.write("tokenizer.json", rules(6)).unwrap();
+    let text = hf::open(&dir).unwrap().text.unwrap();
+    assert_eq!(text.encode("ab").unwrap().len(), 65);
+    let error = text.encode(&"a".repeat(1 << 20)).unwrap_err().to_string();
+    assert!(error.starts_with("a text of 1048576 bytes, expected at most "), "{error}");
 }
 
 proptest! {

@@ -58,6 +58,15 @@ impl Ledger {
         self.add(&mut locked, unix_ms, event)
     }
 
+    /// Adds several entries at one time, in order, in one write: a crash leaves the first few of them, each whole.
+    ///
+    /// # Errors
+    /// As [`Ledger::append`], before or after some of them.
+    pub fn append_all(&mut self, unix_ms: u64, events: Vec<Event>) -> Result<(), LedgerError> {
+        let mut locked = self.lock()?;
+        self.write(&mut locked, unix_ms, events).map(drop)
+    }
+
     /// The last entry.
     ///
     /// # Errors
@@ -154,21 +163,30 @@ impl Ledger {
     }
 
     pub(super) fn add(&mut self, locked: &mut Locked, unix_ms: u64, event: Event) -> Result<EntryRef, LedgerError> {
-        let line = Line { sequence: self.position.sequence, previous: self.position.previous, unix_ms, event };
-        let mut bytes = line.encode().map_err(LedgerError::Json)?;
-        bytes.push(b'\n');
-        if bytes.len() > ENTRY_BYTES_MAX {
-            return Err(LedgerError::TooLong { bytes: bytes.len() });
+        self.write(locked, unix_ms, vec![event])?;
+        Ok(EntryRef { sequence: self.position.sequence - 1, digest: self.position.previous })
+    }
+
+    fn write(&mut self, locked: &mut Locked, unix_ms: u64, events: Vec<Event>) -> Result<(), LedgerError> {
+        let (mut position, mut bytes, mut entries) = (self.position, Vec::new(), Vec::new());
+        for event in events {
+            let line = Line { sequence: position.sequence, previous: position.previous, unix_ms, event };
+            let encoded = line.encode().map_err(LedgerError::Json)?;
+            if encoded.len() >= ENTRY_BYTES_MAX {
+                return Err(LedgerError::TooLong { bytes: encoded.len() + 1 });
+            }
+            let at = position.pass(&encoded);
+            bytes.extend(encoded);
+            bytes.push(b'\n');
+            entries.push(Entry { at, previous: line.previous, unix_ms, event: line.event });
         }
         if let Err(error) = locked.file.write_all(&bytes).and_then(|()| locked.file.sync_all()) {
             // Best effort, and the first error is the one to tell: what stays is read or cut off under the next lock.
             drop(locked.file.set_len(self.position.offset));
             return Err(io("writing", LEDGER_FILE)(error));
         }
-        bytes.pop();
-        let (previous, unix_ms, event) = (line.previous, line.unix_ms, line.event);
-        let entry = Entry { at: self.position.pass(&bytes), previous, unix_ms, event };
-        self.note(&entry);
-        Ok(entry.at)
+        self.position = position;
+        entries.iter().for_each(|entry| self.note(entry));
+        Ok(())
     }
 }

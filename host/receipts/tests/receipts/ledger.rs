@@ -55,6 +55,24 @@ fn entries_are_chained_and_the_first_names_the_key() {
 }
 
 #[test]
+fn several_entries_are_the_same_as_one_after_another() {
+    let (dir, other) = (folder(), folder());
+    let events = || (0..5).map(|bytes| bytes_event("acme", "a1", BytesEvent::Written, bytes)).collect::<Vec<_>>();
+    let mut together = Ledger::open(clone(&dir), key(1), 1).unwrap();
+    together.append_all(2, events()).unwrap();
+    together.append_all(3, Vec::new()).unwrap();
+    let mut apart = Ledger::open(clone(&other), key(1), 1).unwrap();
+    events().into_iter().for_each(|event| assert!(apart.append(2, event).is_ok()));
+    assert_eq!(dir.read(LEDGER).unwrap(), other.read(LEDGER).unwrap());
+    assert_eq!(together.head().unwrap(), apart.head().unwrap());
+    let too_long = vec![events().remove(0), bytes_event(&"x".repeat(ENTRY_BYTES_MAX), "a1", BytesEvent::Written, 1)];
+    assert!(matches!(together.append_all(4, too_long).unwrap_err(), LedgerError::TooLong { .. }));
+    assert_eq!(dir.read(LEDGER).unwrap(), other.read(LEDGER).unwrap(), "all or none of what can be written at all");
+    together.append_all(5, events()).unwrap();
+    assert_eq!(entries(&dir).len(), 11);
+}
+
+#[test]
 fn the_form_of_a_line() {
     let dir = folder();
     let mut ledger = Ledger::open(clone(&dir), key(1), 1).unwrap();

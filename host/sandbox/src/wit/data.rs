@@ -8,7 +8,7 @@ use wasmtime::component::Resource;
 use super::Fault;
 use super::handles::{BatchHandle, DatasetHandle, TrunkHandle};
 use crate::bindings::nodus::gpu::data::{DatasetInfo, Example, Host, HostBatch, HostDataset};
-use crate::services::Dataset;
+use crate::services::{Dataset, Source};
 use crate::state::State;
 
 impl Host for State {}
@@ -32,7 +32,8 @@ impl HostDataset for State {
         let data = self.services.open_dataset(&name, &trunk, max_length).await?;
         self.meter.answered();
         let info = info(&data);
-        let handle = self.push(DatasetHandle { data, trunk: trunk.digest, info })?;
+        let source = if name == Source::HeldOut.name() { Source::HeldOut } else { Source::Train };
+        let handle = self.push(DatasetHandle { data, trunk: trunk.digest, info, source })?;
         self.counts.datasets += 1;
         Ok(handle)
     }
@@ -46,8 +47,8 @@ impl HostDataset for State {
         self.check_sequences("indices", indices.len())?;
         let sequences = indices.iter().enumerate().map(|(i, index)| find(&dataset.data, &format_args!("indices[{i}]"), *index));
         let sequences = sequences.collect::<Result<Vec<_>, _>>()?;
-        let trunk = dataset.trunk;
-        self.push_batch(sequences, trunk, 0)
+        let (trunk, source) = (dataset.trunk, dataset.source);
+        self.push_batch(sequences, trunk, source, 0)
     }
 
     fn example(&mut self, dataset: Resource<DatasetHandle>, index: u64) -> Result<Example, Fault> {
@@ -74,7 +75,7 @@ impl HostBatch for State {
             bytes += BYTES_PER_ROW * sequence.rows() as u64 + BYTES_PER_SEQUENCE;
             sequences.push(Arc::new(sequence));
         }
-        self.push_batch(sequences, trunk.digest, bytes)
+        self.push_batch(sequences, trunk.digest, Source::Own, bytes)
     }
 
     fn sequences(&mut self, batch: Resource<BatchHandle>) -> wasmtime::Result<u32> {
@@ -114,7 +115,13 @@ impl State {
     }
 
     /// Gives the guest a batch; `own_bytes` is what its sequences hold beyond what the data set holds anyway.
-    fn push_batch(&mut self, sequences: Vec<Arc<Sequence>>, trunk: Digest, own_bytes: u64) -> Result<Resource<BatchHandle>, Fault> {
+    fn push_batch(
+        &mut self,
+        sequences: Vec<Arc<Sequence>>,
+        trunk: Digest,
+        source: Source,
+        own_bytes: u64,
+    ) -> Result<Resource<BatchHandle>, Fault> {
         let bytes = own_bytes + BYTES_PER_POINTER * sequences.len() as u64;
         let needed = self.counts.batches.with(bytes);
         if needed > self.limits.batch_bytes {
@@ -123,7 +130,7 @@ impl State {
         let batch = Batch { sequences };
         let (rows, labelled) = (batch.rows() as u64, batch.labelled() as u64);
         let charge = self.counts.batches.charge(bytes);
-        self.push(BatchHandle { batch, trunk, rows, labelled, charge })
+        self.push(BatchHandle { batch, trunk, source, rows, labelled, charge })
     }
 }
 

@@ -9,7 +9,7 @@ use nodus_protocol::{Batch, Digest};
 
 use crate::bindings::nodus::gpu::data::DatasetInfo;
 use crate::charge::Charge;
-use crate::services::{Dataset, Trunk};
+use crate::services::{Dataset, Source, Trunk};
 
 /// A trunk that the guest opened.
 pub struct TrunkHandle(pub(super) Trunk);
@@ -20,6 +20,7 @@ pub struct DatasetHandle {
     /// The trunk it was tokenised for.
     pub(super) trunk: Digest,
     pub(super) info: DatasetInfo,
+    pub(super) source: Source,
 }
 
 /// A batch of the guest.
@@ -27,6 +28,8 @@ pub struct BatchHandle {
     pub(super) batch: Batch,
     /// The trunk it was made for.
     pub(super) trunk: Digest,
+    /// Where they come from.
+    pub(super) source: Source,
     /// Rows of all sequences.
     pub(super) rows: u64,
     /// Rows with a weight above 0.

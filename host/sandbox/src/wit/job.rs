@@ -48,7 +48,7 @@ impl Host for State {
     }
 
     fn should_stop(&mut self) -> wasmtime::Result<bool> {
-        Ok(self.stop.is_requested())
+        Ok(self.stop.ask())
     }
 
     fn limits(&mut self) -> wasmtime::Result<Vec<Limit>> {

@@ -11,7 +11,7 @@ use crate::adapters::{Accumulated, Adapter, Answer, Kind, device_bytes, paramete
 use crate::bindings::nodus::gpu::training as guest;
 use crate::bindings::nodus::gpu::types::Error;
 use crate::charge::Charge;
-use crate::limits::ARTIFACT_NAME_BYTES_MAX;
+use crate::limits::{ARTIFACT_NAME_BYTES_MAX, EVALUATION_ROW_ALIGN, EVALUATION_ROWS_MAX};
 use crate::services::{Event, Trunk};
 use crate::state::State;
 
@@ -23,6 +23,7 @@ impl guest::HostPendingLoss for State {
         match self.wait_for(adapter, call).await? {
             Answer::Loss(sums) => Ok(convert::loss_sums(&sums)),
             Answer::Step(_) => Err(Fault::internal("a loss was answered by a step".into())),
+            Answer::LeftOff => Err(Fault::Guest(Error::Cancelled)),
         }
     }
 
@@ -38,7 +39,7 @@ impl guest::HostPendingStep for State {
         let PendingCall { adapter, call } = self.table.get(&pending)?.0;
         match self.wait_for(adapter, call).await? {
             Answer::Step(report) => Ok(convert::step_report(&report)),
-            Answer::Loss(_) => Err(Fault::internal("a step was answered by a loss".into())),
+            Answer::Loss(_) | Answer::LeftOff => Err(Fault::internal("a step was answered by a loss".into())),
         }
     }
 
@@ -134,10 +135,10 @@ impl guest::HostAdapter for State {
         if batch.labelled == 0 {
             return Err(Fault::invalid("the batch has no row with a weight above 0, expected at least one: it has no loss"));
         }
-        let charge = batch.charge.clone();
-        let pieces = split(&batch.batch.sequences, self.limits.batch_tokens);
+        let (charge, data) = (batch.charge.clone(), batch.source);
+        let pieces = split(&batch.batch.sequences, self.limits.batch_tokens.min(EVALUATION_ROWS_MAX));
         let commands = pieces.into_iter().map(|sequences| Command::Evaluate { slot, batch: Batch { sequences } }).collect();
-        self.call(adapter, Kind::Evaluate, commands, Some(charge), PendingLoss).await
+        self.call(adapter, Kind::Evaluate { data }, commands, Some(charge), PendingLoss).await
     }
 
     async fn save(&mut self, adapter: Resource<AdapterHandle>, name: String) -> Result<String, Fault> {
@@ -282,12 +283,12 @@ fn check_name(name: &str) -> Result<(), Fault> {
     )))
 }
 
-/// Pieces of whole sequences, each of at most so many rows, or of one sequence.
+/// Pieces of whole sequences, each of at most so many rows as a device may place them, or of one sequence.
 fn split(sequences: &[Arc<Sequence>], rows_max: u64) -> Vec<Vec<Arc<Sequence>>> {
     let mut pieces: Vec<Vec<Arc<Sequence>>> = Vec::new();
     let mut rows = 0;
     for sequence in sequences {
-        let more = sequence.rows() as u64;
+        let more = (sequence.rows() as u64).next_multiple_of(EVALUATION_ROW_ALIGN);
         match pieces.last_mut() {
             Some(piece) if rows + more <= rows_max => {
                 rows += more;

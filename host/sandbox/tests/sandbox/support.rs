@@ -77,7 +77,7 @@ impl Job {
         let events = Arc::new(Mutex::new(Vec::new()));
         let services = Fake { engine: client, events: events.clone(), artifacts: HashMap::new() };
         let (limits, stop) = (Limits { wall_ms: 60_000, ..Limits::DEFAULT }, StopFlag::default());
-        let spec = JobSpec { params: params.to_owned(), seed: 7, job: JobSlot(3), limits, stop, cohort: None };
+        let spec = JobSpec { params: params.to_owned(), seed: 7, job: JobSlot(3), limits, stop, stop_at: None, cohort: None };
         Self { spec, services, commands, events }
     }
 

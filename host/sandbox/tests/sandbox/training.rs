@@ -11,7 +11,9 @@ use crate::support::{Engine, Job, Ran};
 fn told(ran: &Ran) -> Vec<String> {
     let short = |event: &Event| match event {
         Event::Step { adapter, report, learning_rate } => Some(format!("step {} of {adapter} at {learning_rate}", report.step)),
-        Event::Evaluation { adapter, step, sums } => Some(format!("evaluation of {adapter} after {step}: {}", sums.sequences)),
+        Event::Evaluation { adapter, step, data, sums } => {
+            Some(format!("evaluation of {adapter} on {} after {step}: {}", data.name(), sums.sequences))
+        }
         Event::Saved { adapter, step, name, .. } => Some(format!("saved {adapter} after {step} as {name}")),
         _ => None,
     };
@@ -22,7 +24,7 @@ fn told(ran: &Ran) -> Vec<String> {
 async fn a_training_job_tells_its_steps_and_leaves_nothing_behind() {
     let ran = Job::new("train 2").run().await;
     ran.completed();
-    let expected = ["step 1 of 0 at 0.5", "step 2 of 0 at 0.5", "evaluation of 0 after 2: 2", "saved 0 after 2 as adapter"];
+    let expected = ["step 1 of 0 at 0.5", "step 2 of 0 at 0.5", "evaluation of 0 on train after 2: 2", "saved 0 after 2 as adapter"];
     assert_eq!(told(&ran), expected);
     assert_eq!(ran.metric("loss"), [1.0, 0.5]);
     assert_eq!(ran.commands, ["create 0", "step 0", "step 0", "evaluate 0 3", "export 0", "drop-adapter 0", "drop-job 3"]);
@@ -37,9 +39,9 @@ async fn calls_nobody_waits_for_are_told_in_order() {
     let mut expected = Vec::new();
     for step in 1..=5 {
         expected.push(format!("step {step} of 0 at {}", step - 1));
-        expected.push(format!("evaluation of 0 after {step}: 1"));
+        expected.push(format!("evaluation of 0 on train after {step}: 1"));
     }
-    expected.push("evaluation of 0 after 5: 1".into());
+    expected.push("evaluation of 0 on train after 5: 1".into());
     assert_eq!(told(&ran), expected);
 }
 
@@ -108,17 +110,39 @@ async fn a_failure_of_the_services_is_ours_and_the_guest_never_reads_it() {
 
 #[tokio::test]
 async fn a_large_evaluation_is_split_with_equal_bits_and_told_once() {
-    // Examples have 1 to 10 rows.
+    // Examples have 1 to 10 rows, and each counts as 128 of the 2048 of a piece.
+    let pieces =
+        |ran: &Ran| -> Vec<u64> { ran.commands.iter().filter_map(|command| command.strip_prefix("evaluate 0 ")?.parse().ok()).collect() };
+    let large = Job::new("evaluate-all 75").run().await;
+    large.completed();
+    assert_eq!(told(&large), ["evaluation of 0 after 0: 75"]);
+    assert_eq!((pieces(&large).len(), pieces(&large).iter().sum::<u64>()), (5, 7 * 55 + 15));
     let whole = Job::new("evaluate-all 25").run().await;
     let split = Job::new("evaluate-all 25").limits(|limits| limits.batch_tokens = 12).run().await;
     for ran in [&whole, &split] {
         ran.completed();
-        assert_eq!(told(ran), ["evaluation of 0 after 0: 25"]);
+        assert_eq!(told(ran), ["evaluation of 0 on train after 0: 25"]);
     }
     assert_eq!(whole.log(), split.log());
-    let pieces: Vec<u64> = split.commands.iter().filter_map(|command| command.strip_prefix("evaluate 0 ")?.parse().ok()).collect();
-    assert!(pieces.len() > 8 && pieces.iter().all(|rows| *rows <= 12), "{pieces:?}");
-    assert_eq!(pieces.iter().sum::<u64>(), 2 * 55 + 15);
+    assert_eq!((pieces(&whole).len(), pieces(&split).len()), (1, 25));
+    let done = |ran: &Ran| {
+        let of = |event: &Event| if let Event::Evaluating { done, total: 25 } = event { Some(*done) } else { None };
+        ran.events.iter().filter_map(of).collect::<Vec<_>>()
+    };
+    assert!(done(&whole).is_empty() && done(&split).is_sorted() && done(&split).len() == 25, "{:?}", done(&split));
+    assert_eq!(done(&split).last(), Some(&25));
+}
+
+#[tokio::test]
+async fn a_stop_ends_a_long_evaluation_after_the_pieces_that_are_under_way() {
+    let job = Job::new("evaluate-all 25").limits(|limits| limits.batch_tokens = 12);
+    job.spec.stop.request();
+    let ran = job.run().await;
+    assert!(matches!(&ran.end.outcome, Outcome::Failed(Failure::Cancelled(text)) if text.contains("Cancelled")), "{:?}", ran.end);
+    assert!(told(&ran).is_empty(), "half an evaluation is none");
+    assert_eq!(ran.commands.iter().filter(|command| command.starts_with("evaluate ")).count(), 2);
+    assert_eq!(ran.commands.last().unwrap(), "drop-job 3");
+    assert_eq!(ran.end.stopped_at, Some(1));
 }
 
 #[tokio::test]

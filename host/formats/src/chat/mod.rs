@@ -3,12 +3,14 @@
 //! A template is a stranger's program: it never sees a clock, a file or the network, and its work and output are bounded.
 //! Python's `%` on strings is an error here.
 
+mod guard;
+
 use std::collections::BTreeMap;
 use std::io::Write;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value, context};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior, Value, context};
 use serde::Serialize as _;
 use serde_json::ser::PrettyFormatter;
 
@@ -56,14 +58,18 @@ impl ChatTemplate {
         environment.set_recursion_limit(RECURSION_MAX);
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(guard::method);
+        environment.set_formatter(guard::print);
+        environment.add_filter(guard::WEIGHED, guard::weighed);
+        environment.add_filter(guard::STORED, guard::stored_value);
         // strftime_now is left undefined: a rendering is a function of its messages, and templates that look whether it is
         // there fall back to a fixed date.
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", to_json);
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(|e| chain(&e))?;
+        let source = guard::guarded(&without_generation_tags(source), &syntax).map_err(|e| chain(&e))?;
         environment.set_syntax(syntax);
-        environment.add_template_owned(NAME, without_generation_tags(source)).map_err(|e| chain(&e))?;
+        environment.add_template_owned(NAME, source).map_err(|e| chain(&e))?;
         Ok(Self { environment, special_tokens })
     }
 
@@ -81,7 +87,7 @@ impl ChatTemplate {
         let mut output = Bounded(Vec::new());
         let template = self.environment.get_template(NAME).map_err(|e| chain(&e))?;
         template.render_captured_to(context, &mut output).map_err(|e| chain(&e))?;
-        String::from_utf8(output.0).map_err(|_| "the rendering is no UTF-8".into())
+        String::from_utf8(output.0).map_err(|_| "the rendering is not UTF-8".into())
     }
 }
 
@@ -108,8 +114,8 @@ fn without_generation_tags(source: &str) -> String {
     out
 }
 
-fn raise_exception(message: String) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message))
+fn raise_exception(state: &mut State<'_, '_>, message: Value) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, guard::weighed(state, message)?.to_string()))
 }
 
 /// Python's `json.dumps(x, ensure_ascii=False)`: minijinja's own filter escapes for HTML.
@@ -233,13 +239,66 @@ mod tests {
     }
 
     #[test]
-    fn a_templates_own_refusal_comes_through() {
-        assert!(render("{{ raise_exception('roles must alternate') }}", &[], false).unwrap_err().contains("roles must alternate"));
-        assert!(render("{% for %}", &[], false).is_err());
+    fn values_that_hold_themselves_or_stand_for_too_much_are_refused() {
+        let doubled = "{% set a = [1] %}".to_owned() + &"{% set a = [a, a] %}".repeat(50);
+        let nested = "{% set ns = namespace(a=1) %}{% for i in range(5000) %}{% set ns.a = [ns.a] %}{% endfor %}{{ ns.a }}";
+        for (template, why) in [
+            ("{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}", "namespace"),
+            ("{% set ns = namespace() %}{%- set b, ns.a = 1, [ns] -%}{{ ns }}", "namespace"),
+            ("{% set ns = namespace() %}{% set ns.a | default(ns, true) %}{% endset %}{{ ns }}", "namespace"),
+            (nested, "deeply"),
+            ("{{ [[1] * 1000000] * 1000000 }}", "operator *"),
+            ("{{ 1000000 * [1] }}", "operator *"),
+            (&(doubled.clone() + "{{ a }}"), "fuel"),
+            (&(doubled.clone() + "{{ a ~ '' }}"), "fuel"),
+            (&(doubled.clone() + "{{ '' ~ a }}"), "fuel"),
+            (&(doubled.clone() + "{{ '' ~ {'b': [a]}.b[0] }}"), "fuel"),
+            (&(doubled.clone() + "{{ a | string }}"), "fuel"),
+            (&(doubled.clone() + "{{ a | tojson }}"), "fuel"),
+            (&(doubled.clone() + "{{ ','.join(a) }}"), "fuel"),
+            (&(doubled.clone() + "{{ a not in 'x' }}"), "fuel"),
+            (&(doubled + "{{ raise_exception(a) }}"), "fuel"),
+            ("{{ '{:>1000000000}'.format(1) }}", "width"),
+            ("{{ '%1000000000d' | format(1) }}", "fuel"),
+            ("{{ 'x'.replace('', 'y' * 1000000).replace('', 'y' * 1000000) }}", "fuel"),
+        ] {
+            let error = render(template, &[], false).map(|text| text.len()).unwrap_err();
+            assert!(error.contains(why), "{}: {error}", &template[template.len() - template.len().min(60)..]);
+        }
+    }
+
+    #[test]
+    fn guards_change_nothing_of_an_ordinary_template() {
+        for (template, expected) in [
+            ("{% set ns = namespace(n=1) %}{%- set ns.n = ns.n + 1, 2 -%}\n {{ ns.n }}", "(2, 2)"),
+            ("{% set ns = namespace() %}{% set a, ns.b = 'x', [1] %}{{ a ~ ns.b[0] ~ -1 ~ (2 + 3) ~ a|upper ~ 'p' 'q' }}", "x1-15Xpq"),
+            (
+                "{{ '-' * 3 ~ 2 * '=' }}{{ 'b' in 'abc' and 'x' not in ['y'] }}{% for c in 'ab' if c in 'b' %}{{ c }}{% endfor %}",
+                "---==Trueb",
+            ),
+            ("{% set ns = namespace() %}{% set ns.t | upper %}a{% endset %}{{ ns.t }}{{ '{:>4}1999'.format(7) }}", "A   71999"),
+            ("{{ [1, {'a': none}] }}{{ messages[0].content.split('b')[-1] ~ messages|length }}", "[1, {'a': None}]c1"),
+            ("{% raw %}{{ a | b ~ c * d }}{% endraw %}{# a | b * c #}", "{{ a | b ~ c * d }}"),
+        ] {
+            assert_eq!(render(template, &[("user", "abc")], false).unwrap(), expected, "{template}");
+        }
+    }
+
+    #[test]
+    fn long_and_deep_sources_are_refused_or_run_but_never_end_the_host() {
+        let long = "x".repeat(SOURCE_BYTES_MAX + 1);
+        assert!(render(&long, &[], false).unwrap_err().contains("expected at most 65536"));
+        assert_eq!(render(&long[1..], &[], false).unwrap().len(), SOURCE_BYTES_MAX);
+        for part in ["not ", "-", "1+", "(", "[", "a.", "1~", "1 if 1 else "] {
+            let deep = format!("{{{{ {}1 }}}}", part.repeat(60_000 / part.len()));
+            assert!(render(&deep, &[], false).unwrap_err().contains("expected at most 4096"), "{part}");
+        }
+        let blocks = "{% if true %}".repeat(2500) + &"{% endif %}".repeat(2500);
+        assert!(render(&blocks, &[], false).unwrap_err().contains("recursion limits"));
     }
 
     /// Made by `fixtures/make_chat_templates.py` with transformers; a null stands for a refusal.
-    const FIXTURE: &str = include_str!("../tests/fixtures/chat_templates.json");
+    const FIXTURE: &str = include_str!("../../tests/fixtures/chat_templates.json");
 
     #[test]
     fn the_idioms_of_the_field_render_as_transformers_renders_them() {

@@ -1,0 +1,115 @@
+//! A job's limits as the command line and manifests give them: `NAME=VALUE`, over the defaults.
+//!
+//! Knows no limit's meaning: names and defaults are the sandbox's.
+
+use std::str::FromStr;
+
+use nodus_sandbox::Limits;
+
+use crate::text::{escape, nearest, parse_bytes};
+
+/// One limit, set to other than its default.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    name: &'static str,
+    value: u64,
+}
+
+/// A text that sets no limit.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LimitError {
+    /// There is no `=`.
+    #[error("`{0}` sets no limit: expected name=value, for example device-bytes=512MiB")]
+    Form(String),
+    /// There is no limit of this name.
+    #[error("there is no limit `{name}`; {hint}")]
+    Name {
+        /// As given.
+        name: String,
+        /// What there is.
+        hint: String,
+    },
+    /// The value is no number.
+    #[error("limit `{name}` is `{value}`: expected a whole number, in the unit that ends the name; bytes may have a unit, such as 512MiB")]
+    Value {
+        /// Which.
+        name: &'static str,
+        /// As given.
+        value: String,
+    },
+}
+
+impl Limit {
+    /// Reads a limit of this name.
+    ///
+    /// # Errors
+    /// There is none, or the value is no number.
+    pub fn new(name: &str, value: &str) -> Result<Self, LimitError> {
+        let Some(known) = Limits::NAMES.iter().find(|known| **known == name) else {
+            let hint = match nearest(name, Limits::NAMES) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => format!("expected one of {}", Limits::NAMES.join(", ")),
+            };
+            return Err(LimitError::Name { name: escape(&name.chars().take(80).collect::<String>()), hint });
+        };
+        let wrong = || LimitError::Value { name: known, value: escape(&value.chars().take(80).collect::<String>()) };
+        let number = if known.ends_with("-bytes") { parse_bytes(value).ok() } else { value.parse().ok() };
+        Ok(Self { name: known, value: number.ok_or_else(wrong)? })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+impl FromStr for Limit {
+    type Err = LimitError;
+
+    fn from_str(text: &str) -> Result<Self, LimitError> {
+        match text.split_once('=') {
+            Some((name, value)) => Self::new(name.trim(), value.trim()),
+            None => Err(LimitError::Form(escape(&text.chars().take(80).collect::<String>()))),
+        }
+    }
+}
+
+/// The defaults with these over them, the last of a name.
+#[must_use]
+pub fn over(mut limits: Limits, given: &[Limit]) -> Limits {
+    for limit in given {
+        limits.set(limit.name, limit.value);
+    }
+    limits
+}
+
+#[cfg(test)]
+mod tests {
+    use nodus_sandbox::Limits;
+
+    use super::{Limit, over};
+
+    #[test]
+    fn a_limit_is_set_by_its_name_and_the_last_one_holds() {
+        let given: Vec<Limit> = ["device-bytes=2MiB", "wall-ms=500", "wall-ms = 700"].map(|text| text.parse().unwrap()).into();
+        assert_eq!(over(Limits::DEFAULT, &given), Limits { device_bytes: 2 << 20, wall_ms: 700, ..Limits::DEFAULT });
+        assert_eq!(over(Limits::DEFAULT, &[]), Limits::DEFAULT);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_what_would_be_right() {
+        for (text, words) in [
+            ("device-bytes", &["device-bytes", "name=value"][..]),
+            ("device-byte=1", &["`device-byte`", "did you mean `device-bytes`?"]),
+            ("xyzzy=1", &["xyzzy", "expected one of component-bytes"]),
+            ("wall-ms=1s", &["wall-ms", "1s", "whole number"]),
+            ("wall-ms=1MiB", &["wall-ms", "1MiB", "whole number"]),
+            ("device-bytes=-1", &["device-bytes", "-1", "512MiB"]),
+            ("de\u{1b}[2J=1", &["\\u{1b}[2J"]),
+        ] {
+            let error = text.parse::<Limit>().unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{text:?}: {error}");
+        }
+    }
+}
