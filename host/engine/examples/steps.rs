@@ -2,7 +2,7 @@
 //!
 //! Never measures what it has not checked, where `--check` is given: each job's losses and adapter bytes against its solo run.
 //!
-//! `steps [--only TEXT] [--steps N] [--check] [--without-graphs] [--profile] [--unpinned]`; `NODUS_CUDA_LIBRARIES` names folders of NVRTC and cuBLASLt.
+//! `steps [--only TEXT] [--steps N] [--check] [--beside] [--profile]`; `NODUS_CUDA_LIBRARIES` names folders of NVRTC and cuBLASLt.
 #![expect(clippy::disallowed_methods, reason = "an example has no host to hand it the environment")]
 #![expect(clippy::print_stdout, reason = "a table for people")]
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a measurement that goes wrong stops")]
@@ -161,8 +161,6 @@ const CHECKED_STEPS: u32 = 4;
 struct Bench {
     engine: Engine<CudaDevice>,
     model: ModelConfig,
-    /// Whether it says where the time went.
-    tells: bool,
 }
 
 impl Bench {
@@ -188,7 +186,7 @@ impl Bench {
         if equal { "equal" } else { "DIFFERENT" }
     }
 
-    fn time(&mut self, row: &Row, steps: u32) -> String {
+    fn time(&mut self, row: &Row, steps: u32) -> Times {
         let (start, counts) = (self.engine.device().launches(), self.engine.counts());
         for job in 0..row.jobs {
             self.engine.execute(row.create(job)).unwrap();
@@ -214,33 +212,49 @@ impl Bench {
             times.sort_by(f64::total_cmp);
             times[times.len() / 2]
         };
-        let end = self.engine.device().launches();
-        let launches = (end.all - start.all) / u64::from(steps + 4);
-        if self.tells {
-            let end = self.engine.counts();
-            let ms = |ns: u64| ns as f64 / 1e6 / f64::from(steps + 4);
-            println!(
-                "forming {:.2}, pass {:.2} + {:.2}, optimiser {:.2} ms",
-                ms(end.forming_ns - counts.forming_ns),
-                ms(end.trunk_ns - counts.trunk_ns),
-                ms(end.above_ns - counts.above_ns),
-                ms(end.step_ns - counts.step_ns)
-            );
+        let (end, end_counts) = (self.engine.device().launches(), self.engine.counts());
+        let per_step = |ns: u64| ns as f64 / 1e6 / f64::from(steps + 4);
+        Times {
+            wall_ms: middle(&mut wall),
+            host_ms: middle(&mut host),
+            record_ms: per_step(end.record_ns - start.record_ns),
+            launch_ms: per_step(end.launch_ns - start.launch_ns),
+            forming_ms: per_step(end_counts.forming_ns - counts.forming_ns),
+            optimiser_ms: per_step(end_counts.step_ns - counts.step_ns),
+            launches: (end.all - start.all) / u64::from(steps + 4),
+        }
+    }
+
+    /// One line of the table, and where `beside` asks for it the same step as the library likes its products, and without graphs.
+    fn line(&mut self, row: &Row, steps: u32, beside: bool) -> String {
+        let times = self.time(row, steps);
+        let (mut unpinned, mut single) = ("-".to_owned(), "-".to_owned());
+        if beside {
+            self.engine.device_mut().unpin(true);
+            unpinned = format!("{:.2}", self.time(row, steps).wall_ms);
+            self.engine.device_mut().unpin(false);
+            self.engine.device_mut().use_graphs(false);
+            single = format!("{:.2}", self.time(row, steps).wall_ms);
+            self.engine.device_mut().use_graphs(true);
         }
         let floor = row.floor_ms.map_or("-".to_owned(), |floor| floor.to_string());
-        let launch_ms = (end.launch_ns - start.launch_ns) as f64 / 1e6 / f64::from(steps + 4);
-        if self.tells {
-            println!("recording and launching {:.2} ms", (end.record_ns - start.record_ns) as f64 / 1e6 / f64::from(steps + 4));
-        }
-        format!(
-            "| {} | {:.2} | {} | {floor} | {:.2} | {launch_ms:.2} | {launches} | {} |",
-            row.name(),
-            middle(&mut wall),
-            row.reach_ms,
-            middle(&mut host),
-            end.captures - start.captures
-        )
+        let Times { wall_ms, host_ms, record_ms, launch_ms, forming_ms, optimiser_ms, launches } = times;
+        let parts = [host_ms, record_ms, launch_ms, forming_ms, optimiser_ms].map(|ms| format!("{ms:.2}")).join(" | ");
+        let (name, reach) = (row.name(), row.reach_ms);
+        format!("| {name} | {wall_ms:.2} | {reach} | {floor} | {unpinned} | {single} | {parts} | {launches} |")
     }
+}
+
+/// Milliseconds of a step: medians of the whole and of what the host does while the card is not waited for; means of the parts, in which the
+/// first steps are counted too.
+struct Times {
+    wall_ms: f64,
+    host_ms: f64,
+    record_ms: f64,
+    launch_ms: f64,
+    forming_ms: f64,
+    optimiser_ms: f64,
+    launches: u64,
 }
 
 fn bench(name: &str, options: CudaOptions) -> Bench {
@@ -269,7 +283,7 @@ fn bench(name: &str, options: CudaOptions) -> Bench {
     if !report.passed() {
         println!("{report}");
     }
-    Bench { engine: engine(device), model, tells: false }
+    Bench { engine: engine(device), model }
 }
 
 fn main() {
@@ -279,28 +293,32 @@ fn main() {
     let only = value("--only").map_or("", String::as_str);
     let steps = value("--steps").map_or(20, |text| text.parse().unwrap());
     let mut rows: Vec<Row> = rows().into_iter().filter(|row| row.name().contains(only)).collect();
-    println!(
-        "| work | ms a step | reach | floor | host ms | of it launching | launches | graphs made |\n|---|---|---|---|---|---|---|---|"
-    );
+    let columns = [
+        "work",
+        "ms",
+        "reach",
+        "floor",
+        "unpinned",
+        "without graphs",
+        "host",
+        "recording",
+        "launching",
+        "forming",
+        "optimiser",
+        "launches",
+    ];
+    println!("| {} |\n|{}", columns.join(" | "), "---|".repeat(columns.len()));
     while let Some(name) = rows.first().map(|row| row.trunk) {
         let (these, others) = rows.into_iter().partition(|row| row.trunk == name);
         rows = others;
         let library_folders = std::env::var("NODUS_CUDA_LIBRARIES").map(|text| text.split(':').map(str::to_owned).collect());
-        let options = CudaOptions {
-            library_folders: library_folders.unwrap_or_default(),
-            without_graphs: has("--without-graphs"),
-            ..CudaOptions::default()
-        };
+        let options = CudaOptions { library_folders: library_folders.unwrap_or_default(), ..CudaOptions::default() };
         let mut bench = bench(name, options);
-        bench.tells = has("--profile");
         for row in &these {
-            if has("--unpinned") {
-                bench.engine.device_mut().unpin();
-            }
             if has("--check") {
                 println!("{}: {} to solo", row.name(), bench.check(row));
             }
-            println!("{}", bench.time(row, steps));
+            println!("{}", bench.line(row, steps, has("--beside")));
             if has("--profile") {
                 bench.engine.device_mut().begin_profile();
                 bench.time(row, 2);

@@ -33,8 +33,6 @@ pub struct CudaOptions {
     pub cache: Option<Box<dyn Cache>>,
     /// A plan made earlier on this device; another library, card or precision than it was made for is refused.
     pub plan: Option<Plan>,
-    /// Launches every pass piece by piece, without graphs: for measuring what they are worth.
-    pub without_graphs: bool,
     /// Bytes of buffers at most, weights not counted; without it, what the card has.
     pub buffer_bytes_max: Option<u64>,
 }
@@ -152,7 +150,7 @@ impl CudaDevice {
             prepared: HashMap::new(),
             precision,
             unpinned: false,
-            recorder: Recorder::new(!options.without_graphs),
+            recorder: Recorder::new(),
             verdict: None,
             tables: TableCache::default(),
             scratch: HashMap::new(),
@@ -168,11 +166,11 @@ impl CudaDevice {
         &self.plan
     }
 
-    /// From here on the library chooses the algorithm of each product for its number of rows, as it would for anybody: results are no longer
-    /// exact. For measuring what exactness costs.
+    /// Whether the library chooses the algorithm of each product for its number of rows, as it would for anybody: results are not exact then.
+    /// For measuring what exactness costs.
     #[doc(hidden)]
-    pub fn unpin(&mut self) {
-        self.unpinned = true;
+    pub fn unpin(&mut self, unpinned: bool) {
+        self.unpinned = unpinned;
         self.prepared.clear();
         self.forget_graphs();
     }

@@ -89,11 +89,11 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    pub(super) fn new(graphs: bool) -> Self {
+    pub(super) fn new() -> Self {
         Self {
             open: false,
             first: true,
-            graphs,
+            graphs: true,
             piece: Piece::default(),
             kept: Vec::new(),
             launches: Launches::default(),
@@ -342,6 +342,12 @@ impl CudaDevice {
             // SAFETY: what `launch_copy` was given, whose caller upholds it.
             Work::Copy { from, to, bytes } => unsafe { self.gpu.copy_within(from, to, bytes) },
         }
+    }
+
+    /// Whether pieces that were met before are launched as graphs; they are from the start. For measuring what that is worth.
+    #[doc(hidden)]
+    pub fn use_graphs(&mut self, graphs: bool) {
+        self.recorder.graphs = graphs;
     }
 
     /// Forgets pieces and graphs: products are going to run by other algorithms.
