@@ -162,6 +162,11 @@ impl Verdict {
 }
 
 impl Fared {
+    /// What the job used, where it was started and not cut off.
+    pub(crate) fn usage(&self) -> Option<&Usage> {
+        self.ended.as_ref().ok().and_then(Option::as_ref)?.end.as_ref().map(|end| &end.usage)
+    }
+
     /// What the job's events amount to, where it was started.
     pub(crate) fn figures(&self) -> Option<&Figures> {
         self.ended.as_ref().ok().and_then(Option::as_ref).map(|ended| &ended.figures)

@@ -93,7 +93,7 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     }
     let sequences = fared.iter().filter_map(Fared::figures).map(|figures| figures.sequences).sum();
     let reuse = if args.manifest.is_some() { None } else { sharing.reuse(sequences) };
-    let machine = Machine::new(args.lane, at_once, wall_seconds, sharing, reuse);
+    let machine = Machine::new(args.lane, at_once, wall_seconds, &fared, (sharing, reuse));
     let rows = publish(&output, &posts, &fared, &verdicts, &machine).map_err(|error| {
         output.leave();
         error.context(format!("what the jobs wrote stays in {}", shown(&output.partial_path())))
