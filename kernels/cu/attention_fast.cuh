@@ -49,21 +49,5 @@ template <int NB, int KB> __device__ __forceinline__ void held_mma(float (&acc)[
 
 // load_head without waiting: what lies past `rows` or the head is zero. Ends with `arrived`.
 __device__ __forceinline__ void begin_head(act* tile, const act* x, u64 row, u32 rows, u32 heads, u32 head) {
-    if constexpr (HEAD_DIM % 8 == 0) {
-        const act* from = x + (row * heads + head) * HEAD_DIM;
-        u64 pitch = (u64)heads * HEAD_DIM;
-        for (u32 i = threadIdx.x; i < TILE * WIDE / 8; i += THREADS) {
-            u32 r = i / (WIDE / 8), c = i % (WIDE / 8) * 8;
-            bool real = r < rows && c < HEAD_DIM;
-            u32 bytes = real ? 16 : 0;
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                         ::"r"(shared_address(tile + r * LD + c)), "l"(real ? from + r * pitch + c : x), "r"(bytes) : "memory");
-        }
-    } else {
-        load_head(tile, x, row, rows, heads, head);
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    begin_tile<TILE, WIDE, THREADS>(tile, LD, x + (row * heads + head) * HEAD_DIM, (u64)heads * HEAD_DIM, rows, HEAD_DIM);
 }
-
-// Waits until all but the latest PENDING of this thread's groups have arrived.
-template <int PENDING> __device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }

@@ -23,6 +23,14 @@ KERNEL __launch_bounds__(EXPAND_THREADS) lora_expand(PARAMS Lora p) {
     if (group.rank == 0 || column >= to.wide) return;
     u32 rows = min(tile.valid - before, ROWS);
     u64 row = tile.row + before;
+    Eight held[SUBS][2];
+#pragma unroll
+    for (int sub = 0; sub < SUBS; sub++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            u32 r = sub * 16 + g + half * 8, c = column + t * 8;
+            hold(held[sub][half], to.y + (row + r) * to.wide + c, to.wide, r < rows && c < to.wide);
+        }
     float acc[SUBS][4][4] = {};
     narrow_product<true, SUBS>(acc, group.b, group.rank, to.wide, column, to.s, to.s_width, row, rows);
     u32 c = column + t * 8;
@@ -37,6 +45,6 @@ KERNEL __launch_bounds__(EXPAND_THREADS) lora_expand(PARAMS Lora p) {
             float v[8];
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = acc[sub][i / 2][half * 2 + i % 2] * scale;
-            add_eight(to.y + (row + r) * to.wide + c, c, to.wide, v);
+            add_eight(to.y + (row + r) * to.wide + c, held[sub][half], c, to.wide, v);
         }
 }

@@ -259,11 +259,20 @@ __device__ __forceinline__ void narrow_product(
 #endif
 }
 
+// Eight elements of y as they are stored: fetched before the product that is added to them, so that both are under way at once.
+struct Eight {
+    uint4 words[sizeof(act) / 2];
+};
+__device__ __forceinline__ void hold(Eight& held, const act* y, u32 wide, bool real) {
+#pragma unroll
+    for (int i = 0; i < sizeof(act) / 2; i++) held.words[i] = real && wide % 8 == 0 ? ((const uint4*)y)[i] : make_uint4(0, 0, 0, 0);
+}
+
 // y (eight columns from `column` on) += v
-__device__ __forceinline__ void add_eight(act* y, u32 column, u32 wide, float (&v)[8]) {
+__device__ __forceinline__ void add_eight(act* y, const Eight& held, u32 column, u32 wide, float (&v)[8]) {
     if (wide % 8 == 0) {
         float old[8];
-        load<8>(y, old);
+        load<8>((const act*)&held, old);
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] += old[i];
         save<8>(y, v);

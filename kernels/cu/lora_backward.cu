@@ -21,6 +21,14 @@ KERNEL __launch_bounds__(EXPAND_THREADS) lora_backward_expand(PARAMS Lora p) {
     if (before >= tile.valid || !groups->wants_dx || column >= p.wide) return;
     u32 rows = min(tile.valid - before, ROWS), c = column + t * 8;
     u64 row = tile.row + before;
+    Eight held[SUBS][2];
+#pragma unroll
+    for (int sub = 0; sub < SUBS; sub++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            u32 r = sub * 16 + g + half * 8;
+            hold(held[sub][half], p.dx + (row + r) * p.wide + c, p.wide, r < rows && c < p.wide);
+        }
     float sum[SUBS][2][8] = {};
     for (u32 m = 0; m < p.used; m++) {
         const Group& group = groups[m * p.count];
@@ -47,7 +55,7 @@ KERNEL __launch_bounds__(EXPAND_THREADS) lora_backward_expand(PARAMS Lora p) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             u32 r = sub * 16 + g + half * 8;
-            if (r < rows) add_eight(p.dx + (row + r) * p.wide + c, c, p.wide, sum[sub][half]);
+            if (r < rows) add_eight(p.dx + (row + r) * p.wide + c, held[sub][half], c, p.wide, sum[sub][half]);
         }
 }
 
@@ -56,12 +64,12 @@ KERNEL __launch_bounds__(EXPAND_THREADS) lora_backward_expand(PARAMS Lora p) {
 #define PART_TILES 2 // tiles of rows of a piece
 #define THREADS 128
 
-// ROWS x COLS of x from (row, column) on, dropped out where the group says so; past `rows` or the width: zero.
+// ROWS x COLS of x from (row, column) on, dropped out where the group says so; past `rows` or the width: zero. Ends with `arrived`.
 template <int ROWS, int COLS>
 __device__ __forceinline__ void load_dropped(
     act* tile, u32 ld, const act* x, u32 wide, const u32* positions, const Group& group, u64 row, u32 sequence, u32 rows, u32 column, bool drop) {
     if (!drop) {
-        load_tile<ROWS, COLS>(tile, ld, x + row * wide + column, wide, rows, min((u32)COLS, wide - column));
+        begin_tile<ROWS, COLS, THREADS>(tile, ld, x + row * wide + column, wide, rows, min((u32)COLS, wide - column));
     } else if (wide % 8 == 0) {
         for (u32 i = threadIdx.x; i < ROWS * COLS / 8; i += THREADS) {
             u32 r = i / (COLS / 8), c = i % (COLS / 8) * 8;
@@ -140,10 +148,12 @@ KERNEL __launch_bounds__(THREADS) lora_gradient(PARAMS Lora p) {
             __syncthreads();
             load_dropped<DEPTH, 64>(
                 x, LDX, wide_side, patch.wide, p.positions, group, row, tile.sequence, rows, patch.column, patch.a && group.probability > 0);
+#pragma unroll 4
             for (u32 i = threadIdx.x; i < DEPTH * padded; i += THREADS) {
                 u32 r = i / padded, c = i % padded;
                 store(s + r * LDS + c, r < rows && c < ranks ? narrow_side[(row + r) * module.s_width + rank + c] : 0.0f);
             }
+            arrived<0>();
             __syncthreads();
             warp_mma<true, true>(acc, x + base, LDX, s, LDS, DEPTH, blocks);
         }

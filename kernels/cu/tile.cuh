@@ -82,6 +82,14 @@ __device__ __forceinline__ void warp_mma(float (&acc)[NB][4], const act* a, u32 
 #endif
 }
 
+// 16 bytes from device memory to shared memory without waiting, or zeros.
+__device__ __forceinline__ void copy_16(act* to, const act* from, bool real) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(real ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until all but the latest PENDING of this thread's groups have arrived.
+template <int PENDING> __device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+
 // ROWS x COLS of shared memory (COLS a multiple of 8) from an array with `pitch` elements a row; what lies past `rows` or `cols` is zero.
 template <int ROWS, int COLS>
 __device__ __forceinline__ void load_tile(act* tile, u32 ld, const act* from, u64 pitch, u32 rows, u32 cols) {
@@ -102,4 +110,21 @@ __device__ __forceinline__ void load_tile(act* tile, u32 ld, const act* from, u6
             store(tile + r * ld + c, r < rows && c < cols ? to_float(from[r * pitch + c]) : 0.0f);
         }
     }
+}
+
+// load_tile as one group of copies, to be waited for with `arrived`; by BLOCK threads. Where rows are not aligned, it does not wait to be waited for.
+template <int ROWS, int COLS, int BLOCK>
+__device__ __forceinline__ void begin_tile(act* tile, u32 ld, const act* from, u64 pitch, u32 rows, u32 cols) {
+    constexpr u32 EACH = 16 / sizeof(act);
+    if (pitch % EACH == 0 && cols % EACH == 0 && (u64)from % 16 == 0) {
+#pragma unroll
+        for (u32 i = threadIdx.x; i < ROWS * COLS / EACH; i += BLOCK) {
+            u32 r = i / (COLS / EACH), c = i % (COLS / EACH) * EACH;
+            bool real = r < rows && c < cols;
+            copy_16(tile + r * ld + c, real ? from + r * pitch + c : from, real);
+        }
+    } else {
+        load_tile<ROWS, COLS>(tile, ld, from, pitch, rows, cols);
+    }
+    commit_copies();
 }

@@ -161,6 +161,8 @@ const CHECKED_STEPS: u32 = 4;
 struct Bench {
     engine: Engine<CudaDevice>,
     model: ModelConfig,
+    /// Whether it says where the time went.
+    tells: bool,
 }
 
 impl Bench {
@@ -187,7 +189,7 @@ impl Bench {
     }
 
     fn time(&mut self, row: &Row, steps: u32) -> String {
-        let start = self.engine.device().launches();
+        let (start, counts) = (self.engine.device().launches(), self.engine.counts());
         for job in 0..row.jobs {
             self.engine.execute(row.create(job)).unwrap();
         }
@@ -214,6 +216,17 @@ impl Bench {
         };
         let end = self.engine.device().launches();
         let launches = (end.all - start.all) / u64::from(steps + 4);
+        if self.tells {
+            let end = self.engine.counts();
+            let ms = |ns: u64| ns as f64 / 1e6 / f64::from(steps + 4);
+            println!(
+                "forming {:.2}, pass {:.2} + {:.2}, optimiser {:.2} ms",
+                ms(end.forming_ns - counts.forming_ns),
+                ms(end.trunk_ns - counts.trunk_ns),
+                ms(end.above_ns - counts.above_ns),
+                ms(end.step_ns - counts.step_ns)
+            );
+        }
         let floor = row.floor_ms.map_or("-".to_owned(), |floor| floor.to_string());
         let launch_ms = (end.launch_ns - start.launch_ns) as f64 / 1e6 / f64::from(steps + 4);
         format!(
@@ -232,7 +245,8 @@ fn bench(name: &str, options: CudaOptions) -> Bench {
     let engine = |device| {
         let options =
             Options { rows_max: 1 << 20, kept_bytes_max: 100 << 30, trunk_cache_bytes: 0, trunk_cache_host_bytes: 0, ..Options::default() };
-        let mut engine = Engine::new(device, options);
+        let start = Instant::now();
+        let mut engine = Engine::new(device, options).with_clock(move || u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
         engine.add_random_trunk(&model, DType::BF16, 1).unwrap();
         engine
     };
@@ -252,7 +266,7 @@ fn bench(name: &str, options: CudaOptions) -> Bench {
     if !report.passed() {
         println!("{report}");
     }
-    Bench { engine: engine(device), model }
+    Bench { engine: engine(device), model, tells: false }
 }
 
 fn main() {
@@ -275,7 +289,11 @@ fn main() {
             ..CudaOptions::default()
         };
         let mut bench = bench(name, options);
+        bench.tells = has("--profile");
         for row in &these {
+            if has("--unpinned") {
+                bench.engine.device_mut().unpin();
+            }
             if has("--check") {
                 println!("{}: {} to solo", row.name(), bench.check(row));
             }

@@ -125,6 +125,13 @@ impl<D: Device> Engine<D> {
         &self.device
     }
 
+    /// Measures its figures with this clock, in nanoseconds since any moment. No result depends on it; a thread brings its own.
+    #[must_use]
+    pub fn with_clock(mut self, clock: impl Fn() -> u64 + Send + 'static) -> Self {
+        self.clock = Box::new(clock);
+        self
+    }
+
     /// The device, for measurements.
     pub fn device_mut(&mut self) -> &mut D {
         &mut self.device

@@ -204,12 +204,14 @@ impl Drop for Prepared {
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {
-    fn new(aligned: u32) -> Result<Self, DeviceError> {
+    fn new(aligned: u32, divided: bool) -> Result<Self, DeviceError> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let preference = Self(result::create_matmul_pref().map_err(|e| failed("a preference", &e))?);
         preference.set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE_BYTES as u64)?;
         let none = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE as u32;
-        preference.set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, none)?;
+        if !divided {
+            preference.set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, none)?;
+        }
         preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, aligned)?;
         preference.set(Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, aligned)?;
         Ok(preference)
@@ -279,11 +281,20 @@ impl Blas {
 
     /// The heuristic's algorithms that do not split the inner dimension, the best first; none where it knows none.
     pub(crate) fn offers(&self, prepared: &Prepared) -> Result<Vec<[u64; 8]>, DeviceError> {
+        Ok(self.heuristic(prepared, false)?.into_iter().filter(|words| undivided(*words)).collect())
+    }
+
+    /// The algorithm that the library would choose itself, which may split the inner dimension as it likes: for measuring what exactness costs.
+    pub(crate) fn usual(&self, prepared: &Prepared) -> Result<Option<[u64; 8]>, DeviceError> {
+        Ok(self.heuristic(prepared, true)?.first().copied())
+    }
+
+    fn heuristic(&self, prepared: &Prepared, divided: bool) -> Result<Vec<[u64; 8]>, DeviceError> {
         self.gpu.bind()?;
         if prepared.biased {
             prepared.set_bias(self.workspace.address())?;
         }
-        let preference = Preference::new(prepared.aligned)?;
+        let preference = Preference::new(prepared.aligned, divided)?;
         // SAFETY: integers, a float, and a status whose zero is a valid value.
         let mut offers: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = unsafe { std::mem::zeroed() };
         let mut count = 0;
@@ -309,7 +320,7 @@ impl Blas {
             Err(e) => return Err(failed("its heuristic", &e)),
         }
         let offers = offers.iter().take(usize::try_from(count).unwrap_or(0));
-        Ok(offers.filter(|offer| offer.state.result().is_ok()).map(|offer| offer.algo.data).filter(|words| undivided(*words)).collect())
+        Ok(offers.filter(|offer| offer.state.result().is_ok()).map(|offer| offer.algo.data).collect())
     }
 
     /// What an algorithm takes for a product, within our workspace; none where it cannot do it.

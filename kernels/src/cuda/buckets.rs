@@ -16,11 +16,12 @@ const ASKED: [usize; 3] = [256, 512, 4096];
 /// Rows of the comparison in a bucket with many.
 const MANY_ROWS: usize = 4096;
 
-/// Pins for each bucket of rows another algorithm, where the pinned one leaves multiprocessors idle and the other is estimated to take less time.
+/// Pins for each bucket of rows another algorithm: where the pinned one leaves multiprocessors idle, one that is estimated to take less time;
+/// else the one that the heuristic puts first for that many rows.
 pub(super) fn pin(device: &mut CudaDevice, key: Key, words: [u64; 8]) -> Result<(), DeviceError> {
     let most = rows_max(key);
     let mut above = 0;
-    for end in BUCKETS.into_iter().filter(|end| *end <= MANY_ROWS) {
+    for end in BUCKETS.into_iter().filter(|end| *end < MANY_ROWS) {
         if above < most {
             match better(device, key, words, (above, end.min(most))) {
                 Ok(Some(better)) => device.plan.set_bucket(key, end, better),
@@ -40,11 +41,13 @@ fn better(device: &mut CudaDevice, key: Key, words: [u64; 8], (above, rows): (us
         Some((cost(key, rows, waves, device.gpu.properties.multiprocessors), waves))
     };
     let Some((present, waves)) = cost(device, words) else { return Ok(None) };
-    if waves >= 1.0 {
-        return Ok(None);
-    }
     let mut offers: Vec<(f32, [u64; 8])> = Vec::new();
-    for asked in ASKED.into_iter().chain([rows]) {
+    if waves >= 1.0 {
+        // The library's own order is good where every multiprocessor has work.
+        let own = device.blas.offers(&prepared)?.into_iter().find(|offer| number(*offer) == number(words));
+        offers.extend(own.filter(|offer| *offer != words).map(|offer| (0.0, offer)));
+    }
+    for asked in ASKED.into_iter().chain([rows]).filter(|_| waves < 1.0) {
         for offer in device.blas.offers(&Prepared::new(key, asked.min(rows_max(key)), device.precision)?)? {
             // Others of the library's algorithms are far from what the estimate thinks.
             if number(offer) == number(words) && !offers.iter().any(|(_, known)| *known == offer) {

@@ -47,7 +47,7 @@ impl Device for CudaDevice {
     }
 
     fn free_bytes(&self) -> u64 {
-        self.pool.available_bytes()
+        self.pool.available_bytes(self.reserved_bytes())
     }
 
     fn load(&mut self, tensor: &HostTensor) -> Result<CudaWeight, DeviceError> {

@@ -8,11 +8,13 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::Precision;
-use super::blas::{self, Blas, Prepared};
+use super::blas::{self, Blas};
 use super::compile::{Cache, Compiler, architecture};
 use super::driver::{Address, Gpu};
+use super::head;
 use super::host_side::Event;
 use super::library::probe;
+use super::linear::Ready;
 use super::memory::{Block, Owner, Pool};
 use super::plan::{Key, Plan};
 use super::programs::Kernels;
@@ -55,12 +57,14 @@ pub struct CudaDevice {
     pub(super) staging: Staging,
     pub(super) blas: Blas,
     pub(super) plan: Plan,
-    /// Products that have run: their descriptions, and the bytes of the workspace that each needs.
-    pub(super) prepared: HashMap<(Key, usize), (Prepared, usize)>,
+    /// Products that have run.
+    pub(super) prepared: HashMap<(Key, usize), Ready>,
     pub(super) precision: Precision,
     pub(super) recorder: Recorder,
     /// What the gate found of it.
     pub(super) verdict: Option<GateReport>,
+    /// Whether products run as the library likes, which depends on the number of rows.
+    pub(super) unpinned: bool,
     tables: TableCache,
     scratch: HashMap<&'static str, Block>,
     turn: usize,
@@ -68,6 +72,9 @@ pub struct CudaDevice {
 
 /// Bytes of a row's part in the tables of a layout, at most.
 const ROWS_TABLE_BYTES: usize = 5;
+
+/// Bytes of scratch that are kept free: a chunk's logits in float32, their gradient, and what is added up of its product.
+const SCRATCH_BYTES: usize = 5 * head::LOGITS_BYTES / 2;
 
 /// How elements of a buffer are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +151,7 @@ impl CudaDevice {
             plan,
             prepared: HashMap::new(),
             precision,
+            unpinned: false,
             recorder: Recorder::new(!options.without_graphs),
             verdict: None,
             tables: TableCache::default(),
@@ -158,6 +166,15 @@ impl CudaDevice {
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// From here on the library chooses the algorithm of each product for its number of rows, as it would for anybody: results are no longer
+    /// exact. For measuring what exactness costs.
+    #[doc(hidden)]
+    pub fn unpin(&mut self) {
+        self.unpinned = true;
+        self.prepared.clear();
+        self.forget_graphs();
     }
 
     /// Waits for all work.
@@ -248,6 +265,12 @@ impl CudaDevice {
     pub(super) fn turn(&mut self) -> usize {
         self.turn += 1;
         self.turn - 1
+    }
+
+    /// Bytes that operations will need on the way and do not hold yet: those of the head and the loss, which have the largest arrays.
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        let held: usize = self.scratch.values().map(Block::bytes).sum();
+        SCRATCH_BYTES.saturating_sub(held) as u64
     }
 
     /// Memory for what an operation needs on the way; what is in it is left from before. One use of a name at a time.

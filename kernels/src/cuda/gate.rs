@@ -266,6 +266,7 @@ impl CudaDevice {
     pub fn pin(&mut self, key: Key, choice: Choice) {
         self.plan.set(key, choice);
         self.prepared.retain(|(prepared, _), _| *prepared != key);
+        self.forget_graphs();
         if let Some(report) = &mut self.verdict {
             report.products.retain(|check| check.key != key);
         }

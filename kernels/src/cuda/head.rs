@@ -14,7 +14,7 @@ use super::tables::runs;
 use crate::{DeviceError, Layout, Use};
 
 /// Bytes of float32 logits of a chunk, about.
-const LOGITS_BYTES: usize = 256 << 20;
+pub(super) const LOGITS_BYTES: usize = 512 << 20;
 
 /// Rows of a chunk.
 pub(super) fn chunk_rows(vocabulary: usize) -> usize {
@@ -143,9 +143,9 @@ mod tests {
 
     #[test]
     fn chunks_are_whole_tiles() {
-        assert_eq!(chunk_rows(32_000), 2048);
-        assert_eq!(chunk_rows(128_256), 512);
-        assert_eq!(chunk_rows(152_064), 384);
+        assert_eq!(chunk_rows(32_000), 4096);
+        assert_eq!(chunk_rows(128_256), 1024);
+        assert_eq!(chunk_rows(152_064), 768);
         assert_eq!(chunk_rows(256), 8192);
         assert_eq!(chunk_rows(1 << 24), 128);
     }

@@ -131,13 +131,10 @@ pub(super) unsafe fn launch_product(
         Choice::CublasLt(words) => words,
     };
     let workspace_bytes = match device.prepared.get(&(key, rows)) {
-        Some((_, bytes)) => *bytes,
+        Some(ready) => ready.workspace_bytes,
         None => {
-            let prepared = Prepared::new(key, rows, device.precision)?;
-            let refused = || DeviceError::Unsupported(format!("cuBLASLt's pinned algorithm for {key:?} refuses {rows} rows"));
-            let bytes = device.blas.check(&prepared, words).ok_or_else(refused)?.workspace_bytes;
-            device.prepared.insert((key, rows), (prepared, bytes));
-            bytes
+            let ready = ready(device, key, rows, words)?;
+            device.prepared.entry((key, rows)).insert_entry(ready).get().workspace_bytes
         }
     };
     // Two products that need the workspace must not run side by side.
@@ -152,12 +149,27 @@ pub(super) unsafe fn launch_product(
 /// # Safety
 /// As `launch_product`.
 pub(super) unsafe fn run(device: &CudaDevice, key: Key, rows: usize, operands: Operands) -> Result<(), DeviceError> {
-    let (Some(Choice::CublasLt(words)), Some((prepared, _))) = (device.plan.get_for(key, rows), device.prepared.get(&(key, rows))) else {
-        return Err(DeviceError::Failed(format!("{key:?} is not prepared for {rows} rows")));
-    };
+    let ready = device.prepared.get(&(key, rows));
+    let Ready { prepared, words, .. } = ready.ok_or_else(|| DeviceError::Failed(format!("{key:?} is not prepared for {rows} rows")))?;
     device.gpu.bind()?;
     // SAFETY: the caller's.
-    unsafe { device.blas.run(prepared, words, operands) }
+    unsafe { device.blas.run(prepared, *words, operands) }
+}
+
+/// A product with so many rows, ready to run.
+#[derive(Debug)]
+pub(super) struct Ready {
+    prepared: Prepared,
+    words: [u64; 8],
+    workspace_bytes: usize,
+}
+
+fn ready(device: &CudaDevice, key: Key, rows: usize, pinned: [u64; 8]) -> Result<Ready, DeviceError> {
+    let prepared = Prepared::new(key, rows, device.precision)?;
+    let words = if device.unpinned { device.blas.usual(&prepared)?.unwrap_or(pinned) } else { pinned };
+    let refused = || DeviceError::Unsupported(format!("cuBLASLt's pinned algorithm for {key:?} refuses {rows} rows"));
+    let workspace_bytes = device.blas.check(&prepared, words).ok_or_else(refused)?.workspace_bytes;
+    Ok(Ready { prepared, words, workspace_bytes })
 }
 
 /// The same by the fixed-tile kernel, slice by slice where there are several.

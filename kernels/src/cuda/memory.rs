@@ -204,15 +204,15 @@ impl Pool {
         self.state().buffer_bytes
     }
 
-    /// Bytes that may still be allocated.
-    pub(crate) fn available_bytes(&self) -> u64 {
+    /// Bytes that may still be allocated, where `reserved` of the card's are spoken for.
+    pub(crate) fn available_bytes(&self, reserved: u64) -> u64 {
         let (kept, used) = {
             let state = self.state();
             let arena: u64 = state.arena.chunks.iter().map(|chunk| chunk.bytes as u64).sum();
             let arena = if state.arena.open { state.arena.unused_bytes() } else { arena };
             (state.free_bytes + arena, state.buffer_bytes)
         };
-        (self.gpu.free_bytes().unwrap_or(0) + kept).min(self.buffer_bytes_max.saturating_sub(used))
+        (self.gpu.free_bytes().unwrap_or(0) + kept).saturating_sub(reserved).min(self.buffer_bytes_max.saturating_sub(used))
     }
 }
 

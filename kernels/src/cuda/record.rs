@@ -317,6 +317,11 @@ impl CudaDevice {
         }
     }
 
+    /// Forgets pieces and graphs: products are going to run by other algorithms.
+    pub(super) fn forget_graphs(&mut self) {
+        self.recorder.kept.clear();
+    }
+
     /// What has been launched so far.
     #[must_use]
     pub fn launches(&self) -> Launches {

@@ -69,7 +69,7 @@ unsafe fn fill(device: &CudaDevice, kernel: &'static str, out: Address, len: usi
 /// A weight of random numbers, made on the card.
 pub(super) fn random(device: &mut CudaDevice, shape: &[usize], dtype: DType, numbers: Numbers) -> Result<CudaWeight, DeviceError> {
     let (rows, columns) = matrix_shape(shape)?;
-    let too_large = DeviceError::OutOfMemory { needed_bytes: u64::MAX, free_bytes: device.pool.available_bytes() };
+    let too_large = DeviceError::OutOfMemory { needed_bytes: u64::MAX, free_bytes: device.pool.available_bytes(0) };
     let len = rows.checked_mul(columns).filter(|len| *len <= usize::MAX / 4).ok_or(too_large)?;
     let Numbers { key, centre, range } = numbers;
     let stored = [DType::F32, DType::F16, DType::BF16].iter().position(|known| *known == dtype).unwrap_or(0) as u32;
