@@ -64,7 +64,6 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let tokens = opener.into_tokens();
     let wanted = (args.device.device, args.device.dtype);
     let chosen = choice::choose(store, surroundings, wanted, jobs.iter().map(|job| &*job.model))?;
-    tracing::info!(device = chosen.name(), "chosen");
     let buffer_bytes_max = needs::admit(&jobs, args.lane, at_once, (&chosen, args.device), paths)?;
     let mut books = Books::open(store.dir()?)?;
     let output = Output::create(paths, &args.out)?;
@@ -72,6 +71,7 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
 
     let began = Instant::now();
     let display = Display::new(surroundings.is_terminal, posts.len());
+    display.note(&format!("computing on {}", chosen.name()));
     let rig = Rig { chosen: &chosen, args: args.device, buffer_bytes_max, expected: None };
     let crew = Crew::start(sandbox, display, at_once, rig)?;
     let (fared, sharing) = crew.run(&posts, args.lane, at_once, rig);
