@@ -52,7 +52,8 @@ use summary::Machine;
 /// The user's: a refusal, or a job failed. Ours: the machine.
 pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let paths = surroundings.paths;
-    Output::refuse_taken(paths, &args.out)?;
+    // The first of all, since a place that cannot be written to is known at once.
+    let output = Output::create(paths, &args.out)?;
     let asked = asked::asked(paths, args)?;
     let sandbox = Arc::new(Sandbox::new(SandboxOptions::default())?);
     let mut opener = Opener::new(store, paths, &sandbox);
@@ -66,7 +67,6 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let chosen = choice::choose(store, surroundings, wanted, jobs.iter().map(|job| &*job.model))?;
     let buffer_bytes_max = needs::admit(&jobs, args.lane, at_once, (&chosen, args.device), paths)?;
     let mut books = Books::open(store.dir()?)?;
-    let output = Output::create(paths, &args.out)?;
     let posts = posts(jobs, &output)?;
 
     let began = Instant::now();

@@ -33,14 +33,6 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Refuses a path where something is already, before any work is done; makes nothing.
-    ///
-    /// # Errors
-    /// The user's.
-    pub(super) fn refuse_taken(paths: Paths, path: &Path) -> anyhow::Result<()> {
-        refuse(paths.entries(path), path)
-    }
-
     /// Begins a result folder for `path`.
     ///
     /// # Errors
