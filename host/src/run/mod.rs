@@ -62,7 +62,6 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
         Lane::Solo => 1,
         Lane::Fused => args.jobs.map_or(jobs.len(), |most| most.get().min(jobs.len())),
     };
-    let tokens = opener.into_tokens();
     let wanted = (args.device.device, args.device.dtype);
     let chosen = choice::choose(store, surroundings, wanted, jobs.iter().map(|job| &*job.model))?;
     let buffer_bytes_max = needs::admit(&jobs, args.lane, at_once, (&chosen, args.device), paths)?;
@@ -76,7 +75,6 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let crew = Crew::start(sandbox, display, at_once, rig)?;
     let (fared, sharing) = crew.run(&posts, args.lane, at_once, rig);
     let wall_seconds = began.elapsed().as_secs_f64();
-    drop(tokens);
 
     let mut office = Office { store, books: &mut books, lane: args.lane };
     let ends = posts.iter().zip(&fared).enumerate();
