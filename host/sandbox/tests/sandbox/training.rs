@@ -115,7 +115,7 @@ async fn a_large_evaluation_is_split_with_equal_bits_and_told_once() {
         |ran: &Ran| -> Vec<u64> { ran.commands.iter().filter_map(|command| command.strip_prefix("evaluate 0 ")?.parse().ok()).collect() };
     let large = Job::new("evaluate-all 75").run().await;
     large.completed();
-    assert_eq!(told(&large), ["evaluation of 0 after 0: 75"]);
+    assert_eq!(told(&large), ["evaluation of 0 on train after 0: 75"]);
     assert_eq!((pieces(&large).len(), pieces(&large).iter().sum::<u64>()), (5, 7 * 55 + 15));
     let whole = Job::new("evaluate-all 25").run().await;
     let split = Job::new("evaluate-all 25").limits(|limits| limits.batch_tokens = 12).run().await;
