@@ -124,7 +124,7 @@ async fn a_large_evaluation_is_split_with_equal_bits_and_told_once() {
         assert_eq!(told(ran), ["evaluation of 0 on train after 0: 25"]);
     }
     assert_eq!(whole.log(), split.log());
-    assert_eq!((pieces(&whole).len(), pieces(&split).len()), (1, 25));
+    assert_eq!((pieces(&whole).len(), pieces(&split).len()), (2, 25));
     let done = |ran: &Ran| {
         let of = |event: &Event| if let Event::Evaluating { done, total: 25 } = event { Some(*done) } else { None };
         ran.events.iter().filter_map(of).collect::<Vec<_>>()
