@@ -34,7 +34,6 @@ use crate::app::Surroundings;
 use crate::books::Books;
 use crate::cli::{Lane, RunArgs};
 use crate::error::Ending;
-use crate::paths::shown;
 use crate::store::{Store, write_synced};
 
 use conclude::{Kept, Office, Verdict, conclude};
@@ -83,8 +82,8 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
         && post.job.name.is_none()
     {
         match verdict.kept {
-            Kept::Nothing => {}
-            Kept::Left => output.leave(),
+            // What is left is left by who says where it is.
+            Kept::Nothing | Kept::Left => {}
             Kept::Records | Kept::All(_) => output.publish()?,
         }
         return told::one(&output, post, fared, verdict, out);
@@ -93,8 +92,8 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let reuse = if args.manifest.is_some() { None } else { sharing.reuse(sequences) };
     let machine = Machine::new(args.lane, at_once, wall_seconds, &fared, (sharing, reuse));
     let rows = publish(&output, &posts, &fared, &verdicts, &machine).map_err(|error| {
-        output.leave();
-        error.context(format!("what the jobs wrote stays in {}", shown(&output.partial_path())))
+        let place = output.leave();
+        error.context(format!("what the jobs wrote stays in {place}"))
     })?;
     told::many(&output, &verdicts, &rows, &machine, out)
 }

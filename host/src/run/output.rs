@@ -82,9 +82,10 @@ impl Output {
         self.path.with_file_name(&self.partial)
     }
 
-    /// Leaves everything where it was made.
-    pub(super) fn leave(&self) {
+    /// Leaves everything where it was made; words for where that is.
+    pub(super) fn leave(&self) -> String {
         self.stays.store(true, Ordering::Relaxed);
+        format!("{}: move it before the next run into {}", shown(&self.partial_path()), shown(&self.path))
     }
 
     /// Gives a job's folder a name that no result has.
@@ -105,9 +106,8 @@ impl Output {
             Ok(sync_dir(&self.parent)?)
         };
         publish().map_err(|error| {
-            self.leave();
-            let made = self.partial_path();
-            user(format!("{error}; the results are complete in {}: move them before the next run into {}", shown(&made), shown(&self.path)))
+            let place = self.leave();
+            user(format!("{error}; the results are complete in {place}"))
         })
     }
 }

@@ -23,7 +23,7 @@ pub(super) const WEIGHED: &str = "_weighed";
 /// The filter that weighs a value and refuses a namespace in it.
 pub(super) const STORED: &str = "_stored";
 
-/// The template with the two filters in their places: around `~`, before `|` and `in`, and where something is set.
+/// The template with the two filters in their places: around `~`, before `|`, `in` and comparisons, and where something is set.
 pub(super) fn guarded(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
     let tokens = tokenize(source, false, syntax.clone()).collect::<Result<Vec<_>, _>>()?;
     refuse_long(&tokens)?;
@@ -36,6 +36,8 @@ pub(super) fn guarded(source: &str, syntax: &SyntaxConfig) -> Result<String, Err
                 inserts.push(weigh(span.start_offset, " "));
                 inserts.extend(operand_end(&tokens, i + 1).map(|end| weigh(end, "")));
             }
+            // What is compared is walked on both sides, as far as the smaller one goes.
+            Token::Eq | Token::Ne | Token::Lt | Token::Lte | Token::Gt | Token::Gte => inserts.push(weigh(span.start_offset, " ")),
             Token::Ident("in") if !is_of_loop(&tokens, i) => {
                 let before = i.checked_sub(1).and_then(|before| tokens.get(before));
                 let at = before.filter(|(token, _)| matches!(token, Token::Ident("not"))).map_or(span, |(_, span)| span);
