@@ -5,7 +5,8 @@
 // rank on are untouched. For bf16 A, B, s and the dropped-out x are rounded to bf16 before they are multiplied.
 #include "lora.cuh"
 
-KERNEL __launch_bounds__(SHRINK_THREADS) lora_shrink(PARAMS Lora p) { shrink<true>(p); }
+KERNEL __launch_bounds__(SHRINK_THREADS) lora_shrink(PARAMS Lora p) { shrink<true, false>(p); }
+KERNEL __launch_bounds__(SHRINK_THREADS) lora_shrink_drop(PARAMS Lora p) { shrink<true, true>(p); }
 
 #define SUBS 4 // of 16 rows, of a block
 

@@ -66,11 +66,12 @@ template <bool BY_ROWS> __device__ __forceinline__ void load_narrow(float (&w)[8
     }
 }
 
-// Chunks whose loads are in flight together. float32 is for correctness: one, and short code.
+// Chunks whose loads are in flight together. float32 is for correctness: one, and short code. So it is with dropout, whose code is long: the
+// kernels that know it are apart, and run where any group of a call drops anything.
 #if NODUS_BF16
-#define UNROLL 2
+#define UNROLL(DROP) (DROP ? 1 : 4)
 #else
-#define UNROLL 1
+#define UNROLL(DROP) 1
 #endif
 
 #define SHRINK_ROWS 16
@@ -79,7 +80,7 @@ template <bool BY_ROWS> __device__ __forceinline__ void load_narrow(float (&w)[8
 
 // Forward: s (16 rows x 8 ranks, for four blocks of ranks of any modules) = x A^T, x dropped out. Backward: ds = scale * dy B, of one module.
 // Sixteen warps take 32 inner elements each in turn; their sums are added in order.
-template <bool FORWARD> __device__ __forceinline__ void shrink(const Lora& p) {
+template <bool FORWARD, bool DROP> __device__ __forceinline__ void shrink(const Lora& p) {
     constexpr int WARPS = SHRINK_THREADS / 32, BLOCKS = SHRINK_BLOCKS;
     __shared__ float sums[WARPS][SHRINK_ROWS][BLOCKS * 8];
     Rows tile = p.tiles[blockIdx.x / (TILE_ROWS / SHRINK_ROWS)];
@@ -91,7 +92,7 @@ template <bool FORWARD> __device__ __forceinline__ void shrink(const Lora& p) {
 
     // Which module and which of its ranks each block is.
     u32 module[BLOCKS], first[BLOCKS];
-    bool any = false, drop = false;
+    bool any = false;
 #pragma unroll
     for (int j = 0; j < BLOCKS; j++) {
         u32 m = FORWARD ? 0 : blockIdx.z, block = blockIdx.y * BLOCKS + j;
@@ -101,7 +102,6 @@ template <bool FORWARD> __device__ __forceinline__ void shrink(const Lora& p) {
         module[j] = real ? m : MODULES;
         first[j] = block * 8;
         any |= real;
-        drop |= real && FORWARD && p.groups[m * p.count + tile.group].probability > 0;
     }
     if (!any) return;
     const Group* groups = p.groups + tile.group;
@@ -120,7 +120,7 @@ template <bool FORWARD> __device__ __forceinline__ void shrink(const Lora& p) {
         narrow[j] = FORWARD ? group->a : group->b;
         ranks[j] = module[j] < MODULES ? group->rank : 0;
     }
-#pragma unroll UNROLL
+#pragma unroll UNROLL(DROP)
     for (u32 k = warp * 32 + t * 8; k < (wide + 31) / 32 * 32; k += WARPS * 32) {
         float x[2][8];
 #pragma unroll
@@ -146,7 +146,7 @@ template <bool FORWARD> __device__ __forceinline__ void shrink(const Lora& p) {
             for (int half = 0; half < 2; half++) {
 #pragma unroll
                 for (int i = 0; i < 8; i++) d[half][i] = x[half][i];
-                if (drop) {
+                if constexpr (DROP) {
                     const Group* group = groups + module[j] * p.count;
                     u32 r = g + half * 8;
                     if (r < rows && group->probability > 0)

@@ -7,12 +7,12 @@
 // untouched, and read as zero.
 #include "lora.cuh"
 
-KERNEL __launch_bounds__(SHRINK_THREADS) lora_backward_shrink(PARAMS Lora p) { shrink<false>(p); }
+KERNEL __launch_bounds__(SHRINK_THREADS) lora_backward_shrink(PARAMS Lora p) { shrink<false, false>(p); }
 
 #define SUBS 2 // of 16 rows, of a block
 
 // 32 rows x 128 columns of dx.
-KERNEL __launch_bounds__(EXPAND_THREADS) lora_backward_expand(PARAMS Lora p) {
+template <bool DROP> __device__ __forceinline__ void expand(const Lora& p) {
     constexpr u32 ROWS = SUBS * 16;
     Rows tile = p.tiles[blockIdx.x / (TILE_ROWS / ROWS)];
     u32 before = blockIdx.x % (TILE_ROWS / ROWS) * ROWS;
@@ -43,7 +43,7 @@ KERNEL __launch_bounds__(EXPAND_THREADS) lora_backward_expand(PARAMS Lora p) {
                 float v[8];
 #pragma unroll
                 for (int i = 0; i < 8; i++) v[i] = acc[sub][i / 2][half * 2 + i % 2];
-                if (group.probability > 0 && r < rows)
+                if (DROP && group.probability > 0 && r < rows)
                     dropout<8>(v, group.key, tile.sequence, p.positions[row + r], c, group.probability);
 #pragma unroll
                 for (int i = 0; i < 8; i++) sum[sub][half][i] += v[i];
@@ -58,6 +58,9 @@ KERNEL __launch_bounds__(EXPAND_THREADS) lora_backward_expand(PARAMS Lora p) {
             if (r < rows) add_eight(p.dx + (row + r) * p.wide + c, held[sub][half], c, p.wide, sum[sub][half]);
         }
 }
+
+KERNEL __launch_bounds__(EXPAND_THREADS) lora_backward_expand(PARAMS Lora p) { expand<false>(p); }
+KERNEL __launch_bounds__(EXPAND_THREADS) lora_backward_expand_drop(PARAMS Lora p) { expand<true>(p); }
 
 #define DEPTH 64 // rows at a time
 #define CHUNK 64 // ranks at a time
@@ -118,7 +121,7 @@ __device__ __forceinline__ float* gradient_at(const Group& group, const Patch& p
 }
 
 // Grid: patches, pieces of rows (of any groups; a piece's group is that of its tile), chunks of ranks.
-KERNEL __launch_bounds__(THREADS) lora_gradient(PARAMS Lora p) {
+template <bool DROP> __device__ __forceinline__ void gradient(const Lora& p) {
     constexpr int LDX = 64 + PAD, LDS = CHUNK + PAD;
     __shared__ __align__(16) act x[DEPTH * LDX];
     __shared__ __align__(16) act s[DEPTH * LDS];
@@ -147,7 +150,7 @@ KERNEL __launch_bounds__(THREADS) lora_gradient(PARAMS Lora p) {
             u64 row = tile.row + before;
             __syncthreads();
             load_dropped<DEPTH, 64>(
-                x, LDX, wide_side, patch.wide, p.positions, group, row, tile.sequence, rows, patch.column, patch.a && group.probability > 0);
+                x, LDX, wide_side, patch.wide, p.positions, group, row, tile.sequence, rows, patch.column, DROP && patch.a && group.probability > 0);
 #pragma unroll 4
             for (u32 i = threadIdx.x; i < DEPTH * padded; i += THREADS) {
                 u32 r = i / padded, c = i % padded;
@@ -166,10 +169,17 @@ KERNEL __launch_bounds__(THREADS) lora_gradient(PARAMS Lora p) {
         for (int i = 0; i < 4; i++) {
             u32 w = base + acc_row(i), c = j * 8 + acc_col(i);
             if (patch.column + w >= patch.wide || c >= ranks) continue;
-            if (group.parts == 1) *gradient_at(group, patch, rank + c, patch.column + w) += scale * acc[j][i];
-            else part[(rank + c) * 64 + w] = acc[j][i];
+            if (group.parts == 1) {
+                float* to = gradient_at(group, patch, rank + c, patch.column + w);
+                *to = fmaf(scale, acc[j][i], *to);
+            } else {
+                part[(rank + c) * 64 + w] = acc[j][i];
+            }
         }
 }
+
+KERNEL __launch_bounds__(THREADS) lora_gradient(PARAMS Lora p) { gradient<false>(p); }
+KERNEL __launch_bounds__(THREADS) lora_gradient_drop(PARAMS Lora p) { gradient<true>(p); }
 
 // Grid: patches, groups.
 KERNEL lora_gradient_sum(PARAMS Lora p) {
@@ -184,6 +194,7 @@ KERNEL lora_gradient_sum(PARAMS Lora p) {
         if (w >= wide) continue;
         float sum = 0;
         for (u32 part = 0; part < group.parts; part++) sum += part_at(p, group.first_part + part, blockIdx.x, gridDim.x)[c * 64 + w];
-        *gradient_at(group, patch, c, patch.column + w) += scale * sum;
+        float* to = gradient_at(group, patch, c, patch.column + w);
+        *to = fmaf(scale, sum, *to);
     }
 }

@@ -229,6 +229,9 @@ impl Bench {
         }
         let floor = row.floor_ms.map_or("-".to_owned(), |floor| floor.to_string());
         let launch_ms = (end.launch_ns - start.launch_ns) as f64 / 1e6 / f64::from(steps + 4);
+        if self.tells {
+            println!("recording and launching {:.2} ms", (end.record_ns - start.record_ns) as f64 / 1e6 / f64::from(steps + 4));
+        }
         format!(
             "| {} | {:.2} | {} | {floor} | {:.2} | {launch_ms:.2} | {launches} | {} |",
             row.name(),

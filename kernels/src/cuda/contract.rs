@@ -95,7 +95,7 @@ impl Device for CudaDevice {
         assert!(offset + data.len() <= buffer.len, "{} elements at {offset} of {}", data.len(), buffer.len);
         let bytes = buffer.element.bytes();
         let dtype = if buffer.element == Element::F32 { DType::F32 } else { DType::BF16 };
-        self.flush()?;
+        self.end_launching()?;
         self.staging.download(&buffer.block, offset * bytes, data.len() * bytes, |at, chunk| {
             let part = &mut data[at / bytes..(at + chunk.len()) / bytes];
             convert(chunk, dtype, bytemuck::cast_slice_mut(part), Element::F32);

@@ -172,6 +172,11 @@ impl Tables {
         self.ranks.into_iter().max().unwrap_or(0)
     }
 
+    /// The kernel that knows dropout, where any group drops anything; a group that does not has the same bits from both.
+    fn either(&self, without: &'static str, with: &'static str) -> &'static str {
+        if self.groups.iter().any(|group| group.probability > 0.0) { with } else { without }
+    }
+
     fn row_blocks(&self, rows: usize) -> usize {
         self.tiles.len() * (ROW_ALIGN / rows)
     }
@@ -254,7 +259,7 @@ pub(super) fn lora(
     let blocks: usize = (0..parts.len()).map(|module| tables.blocks(module)).sum();
     let grid = ([tables.row_blocks(SHRINK.0), blocks.div_ceil(SHRINK.1), 1], SHRINK.2);
     // SAFETY: sizes and modules were checked; the modules' s are the only buffers written.
-    unsafe { launch(device, "lora_shrink", grid, &arguments, &[x], &s) }?;
+    unsafe { launch(device, tables.either("lora_shrink", "lora_shrink_drop"), grid, &arguments, &[x], &s) }?;
     let columns = parts.iter().map(|module| (module.wide as usize).div_ceil(EXPAND.1)).sum();
     // SAFETY: sizes and modules were checked; the modules' y are the only buffers written.
     unsafe { launch(device, "lora_expand", ([tables.row_blocks(EXPAND.0), columns, 1], EXPAND.2), &arguments, &s, &y) }
@@ -305,14 +310,16 @@ pub(super) fn lora_backward(
     if let Some(dx) = dx.filter(|_| all.iter().any(|rows| rows.wants_dx)) {
         arguments.dx = device.read("dx", dx, Use::Activation);
         let grid = ([tables.row_blocks(EXPAND_BACKWARD_ROWS), inputs.div_ceil(EXPAND.1), 1], EXPAND.2);
+        let kernel = tables.either("lora_backward_expand", "lora_backward_expand_drop");
         // SAFETY: sizes and modules were checked; dx is the only buffer written.
-        unsafe { launch(device, "lora_backward_expand", grid, &arguments, &[ds, arguments.dx], &[arguments.dx]) }?;
+        unsafe { launch(device, kernel, grid, &arguments, &[ds, arguments.dx], &[arguments.dx]) }?;
     }
     let patches = patches(inputs, &widths);
     let reads: Vec<_> = parts.iter().flat_map(|module| [module.y, module.s]).chain([x, ds]).collect();
     let grid = ([patches, tables.parts, tables.rank_max().div_ceil(GRADIENT.1)], GRADIENT.2);
+    let kernel = tables.either("lora_gradient", "lora_gradient_drop");
     // SAFETY: sizes and modules were checked; the groups' gradients, unique references all, and the scratch are what is written.
-    unsafe { launch(device, "lora_gradient", grid, &arguments, &reads, &[parts_at]) }?;
+    unsafe { launch(device, kernel, grid, &arguments, &reads, &[parts_at]) }?;
     if parts_at == 0 {
         return Ok(());
     }

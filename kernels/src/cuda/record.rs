@@ -14,8 +14,9 @@ use super::linear;
 use super::plan::Key;
 use crate::DeviceError;
 
-/// Launches of a piece. Small enough that the card is at work on one while the host records the next.
+/// Launches of a piece. Small enough that the card is at work on one while the host records the next; the first of a pass is smaller still.
 const PIECE: usize = 160;
+const FIRST_PIECE: usize = 32;
 
 /// Pieces that are remembered, the latest met last. A piece is captured when it is met for the second time: most shapes come only once.
 const KEPT: usize = 192;
@@ -66,6 +67,8 @@ pub struct Launches {
     pub captures: u64,
     /// Nanoseconds of the host in launching, which may have to wait for the card to take more.
     pub launch_ns: u64,
+    /// Nanoseconds from the beginning of passes to the first wait for their results.
+    pub record_ns: u64,
 }
 
 /// How often each launch was made, and the milliseconds of all of them, by name and size.
@@ -75,16 +78,28 @@ pub type Profile = BTreeMap<String, (u64, f64)>;
 #[derive(Debug)]
 pub(super) struct Recorder {
     open: bool,
+    /// Whether nothing of the pass was launched yet.
+    first: bool,
     graphs: bool,
     piece: Piece,
     kept: Vec<(Piece, Option<Graph>)>,
     launches: Launches,
     profile: Option<Profile>,
+    began: Option<Instant>,
 }
 
 impl Recorder {
     pub(super) fn new(graphs: bool) -> Self {
-        Self { open: false, graphs, piece: Piece::default(), kept: Vec::new(), launches: Launches::default(), profile: None }
+        Self {
+            open: false,
+            first: true,
+            graphs,
+            piece: Piece::default(),
+            kept: Vec::new(),
+            launches: Launches::default(),
+            profile: None,
+            began: None,
+        }
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -207,7 +222,8 @@ impl CudaDevice {
 
     fn carry_out(&mut self, work: Work, parameters: &[u8], access: Access<'_>) -> Result<(), DeviceError> {
         self.recorder.push(work, parameters, access);
-        if !self.recorder.open || self.recorder.piece.commands.len() >= PIECE {
+        let most = if self.recorder.first { FIRST_PIECE } else { PIECE };
+        if !self.recorder.open || self.recorder.piece.commands.len() >= most {
             return self.flush();
         }
         Ok(())
@@ -216,7 +232,17 @@ impl CudaDevice {
     /// Begins to record. What an earlier pass, which failed, left is forgotten.
     pub(super) fn begin_recording(&mut self) {
         self.recorder.piece = Piece::default();
-        self.recorder.open = true;
+        (self.recorder.open, self.recorder.first) = (true, true);
+        self.recorder.began = Some(Instant::now());
+    }
+
+    /// The host is going to wait for what was launched.
+    pub(super) fn end_launching(&mut self) -> Result<(), DeviceError> {
+        let flushed = self.flush();
+        if let Some(began) = self.recorder.began.take() {
+            self.recorder.launches.record_ns += u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        }
+        flushed
     }
 
     /// Ends recording; what is left is carried out.
@@ -239,6 +265,7 @@ impl CudaDevice {
 
     fn launch_piece(&mut self) -> Result<(), DeviceError> {
         self.staging.send_tables()?;
+        self.recorder.first = false;
         let piece = std::mem::take(&mut self.recorder.piece);
         let count = piece.commands.len() as u64;
         self.recorder.launches.all += count;
