@@ -53,6 +53,8 @@ for arm in arms:
 ratio = base["wall_seconds"] / machine["fused"]["wall_seconds"]
 print(f"the reuse bound (T + P) / (T/(N*E) + P) is {bound:.2f}; reached: {100 * ratio / bound:.1f} %")
 forming = machine["fused"]["sharing"]["forming_seconds"]
+guests = machine["fused"]["guest_cpu_seconds"]
+print(f"16 guests took {guests:.2f} s of CPU time, {100 * guests / machine['fused']['wall_seconds']:.2f} % of the fused run")
 print(f"forming passes took {100 * forming / machine['fused']['wall_seconds']:.2f} % of the fused run")
 same = len({digest(arm) for arm in arms}) == 1
 print("every file of every member is byte-equal in all three" if same else "THE RUNS DIFFER")

@@ -66,7 +66,7 @@ impl Adapter {
     /// The loss of a batch of any size, without dropout and without any effect. Each call counts as one evaluation of the job.
     ///
     /// # Errors
-    /// `NonFinite`.
+    /// `NonFinite`; `Cancelled` where the job is asked to stop before a long one is through.
     pub fn evaluate(&self, batch: &Batch) -> Result<LossSums> {
         self.start_evaluate(batch)?.wait()
     }

@@ -4,6 +4,8 @@
 
 use std::fmt::Display;
 
+use crate::text::nearest;
+
 /// The user can put this right. One or two lines: what is wrong, where, and what would be right. Everything else inside an
 /// `anyhow::Error` is ours.
 #[derive(Debug, thiserror::Error)]
@@ -54,13 +56,21 @@ pub fn is_reader_gone(error: &anyhow::Error) -> bool {
     error.root_cause().downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// What exists, for an error about something that does not: `; there are: a, b`, or how to make one.
-pub(crate) fn there_are<T: Display>(existing: &[T], how_to_add: &str) -> String {
+/// Most names that an error lists.
+const NAMES_SHOWN_MAX: usize = 20;
+
+/// What exists, for an error about `asked`, which does not: the nearest name, `there are: a, b`, or how to make one.
+pub(crate) fn there_are<T: Display>(asked: &str, existing: &[T], how_to_add: &str) -> String {
     if existing.is_empty() {
         return format!("; there are none yet: {how_to_add}");
     }
     let names: Vec<String> = existing.iter().map(ToString::to_string).collect();
-    format!("; there are: {}", names.join(", "))
+    let near = nearest(asked, &names.iter().map(String::as_str).collect::<Vec<_>>()).map(|near| format!(", did you mean `{near}`?"));
+    let listed = names.iter().take(NAMES_SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = names.len().saturating_sub(NAMES_SHOWN_MAX);
+    let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let (near, end) = near.map_or((String::new(), ";"), |near| (near, ""));
+    format!("{near}{end} there are: {listed}{rest}")
 }
 
 #[cfg(test)]
@@ -78,7 +88,10 @@ mod tests {
 
     #[test]
     fn what_exists_is_listed() {
-        assert_eq!(there_are(&["a", "b"], "run x"), "; there are: a, b");
-        assert_eq!(there_are::<&str>(&[], "run x"), "; there are none yet: run x");
+        assert_eq!(there_are("xyz", &["ab", "bc"], "run x"), "; there are: ab, bc");
+        assert_eq!(there_are("jargn", &["jargon", "b"], "run x"), ", did you mean `jargon`? there are: jargon, b");
+        assert_eq!(there_are::<&str>("a", &[], "run x"), "; there are none yet: run x");
+        let many: Vec<u32> = (100..130).collect();
+        assert!(there_are("x", &many, "run x").ends_with("118, 119 and 10 more"));
     }
 }

@@ -95,7 +95,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
 pub fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
     let distance = |candidate: &&str| strsim::damerau_levenshtein(word, candidate);
     let best = candidates.iter().copied().min_by_key(distance)?;
-    (distance(&best) * 2 <= best.chars().count().max(2)).then_some(best)
+    (distance(&best) * 2 <= best.chars().count()).then_some(best)
 }
 
 /// A time span, for people: `45 s`, `3 min 05 s`, `2 h 10 min`.

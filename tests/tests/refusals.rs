@@ -49,6 +49,19 @@ fn a_mistyped_data_folder_is_named_and_not_made() {
 }
 
 #[test]
+fn a_place_for_results_that_cannot_be_is_refused_before_anything_is_opened() {
+    let host = prepared();
+    for (out, why) in [("/proc", "a mount point"), ("/proc/none/out", "cannot create"), ("/dev/null/out", "cannot create")] {
+        let mut args = run(&host, "sft", "unused", &[]);
+        let place = args.iter().position(|arg| arg == "--out").unwrap() + 1;
+        let model = args.iter().position(|arg| arg == "--model").unwrap() + 1;
+        (args[place], args[model]) = (out.to_owned(), "absent".to_owned());
+        let error = host.refused(2, args);
+        assert!(error.contains(why) && error.contains(out.trim_end_matches("/out")), "{error}");
+    }
+}
+
+#[test]
 fn pipes_and_long_files_are_refused_before_anything_is_copied() {
     let host = Host::new();
     let pipe = host.path("pipe.jsonl");

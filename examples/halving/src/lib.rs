@@ -29,28 +29,37 @@ fn train(job: Job, params: Params) -> Result<()> {
             let pending = runners.iter().map(step).collect::<Result<Vec<_>>>()?;
             pending.into_iter().map(PendingStep::wait).collect::<Result<Vec<_>>>()?;
         }
-        runners = better_half(&job, round, runners, &held_out)?;
+        let Some(losses) = losses(&runners, &held_out)? else { break };
+        runners = better_half(&job, round, runners, &losses);
         if runners.len() <= 1 || job.should_stop() {
             break;
         }
     }
     let (rate, winner) = runners.first().ok_or_else(|| Error::user("learning_rates is empty, expected at least one"))?;
-    job.info(format!("learning rate {rate} won"));
+    let how = if runners.len() == 1 { "won" } else { "is kept: the job was asked to stop before one had won" };
+    job.info(format!("learning rate {rate} {how}"));
     winner.save("adapter")?;
     Ok(())
 }
 
-/// The runners whose held-out loss is in the lower half, best first.
-fn better_half(job: &Job, round: u64, runners: Vec<(f32, Adapter)>, held_out: &Batch) -> Result<Vec<(f32, Adapter)>> {
+/// Each runner's held-out loss; none where the job was asked to stop meanwhile.
+fn losses(runners: &[(f32, Adapter)], held_out: &Batch) -> Result<Option<Vec<f32>>> {
     let pending = runners.iter().map(|(_, adapter)| adapter.start_evaluate(held_out)).collect::<Result<Vec<_>>>()?;
-    let losses = pending.into_iter().map(PendingLoss::wait).collect::<Result<Vec<_>>>()?;
-    let mut ranked: Vec<(f32, (f32, Adapter))> = losses.iter().map(|sums| sums.mean()).zip(runners).collect();
+    match pending.into_iter().map(PendingLoss::wait).collect::<Result<Vec<_>>>() {
+        Err(Error::Cancelled) => Ok(None),
+        sums => Ok(Some(sums?.iter().map(|sums| sums.mean()).collect())),
+    }
+}
+
+/// The runners whose held-out loss is in the lower half, best first.
+fn better_half(job: &Job, round: u64, runners: Vec<(f32, Adapter)>, losses: &[f32]) -> Vec<(f32, Adapter)> {
+    let mut ranked: Vec<(f32, (f32, Adapter))> = losses.iter().copied().zip(runners).collect();
     ranked.sort_by(|(a, _), (b, _)| a.total_cmp(b));
     for (loss, (rate, _)) in &ranked {
         job.metric(&format!("held_out_loss/{rate}"), round, *loss);
     }
     ranked.truncate(ranked.len().div_ceil(2));
-    Ok(ranked.into_iter().map(|(_, runner)| runner).collect())
+    ranked.into_iter().map(|(_, runner)| runner).collect()
 }
 
 nodus_guest::job!(train);

@@ -93,7 +93,7 @@ impl Jobs {
     /// Whether a job's batch lies within its reservation, if it has one.
     ///
     /// # Errors
-    /// `QuotaExceeded` with the numbers.
+    /// `ActivationBytes` with the numbers.
     pub(crate) fn check_activations(&self, job: JobSlot, bytes: u64) -> Result<(), EngineError> {
         let Some(own) = self.0.get(&job).filter(|own| own.reserved_adapter_bytes.is_some()) else { return Ok(()) };
         let reserved = own.reserved_activation_bytes;
@@ -141,13 +141,7 @@ impl Jobs {
         job.adapters.entry(slot.index).or_default().zeroed += state_bytes;
     }
 
-    /// The figures of a job that ended.
-    pub(crate) fn take_ended(&mut self, job: JobSlot) -> Option<JobBytes> {
-        let ended = self.0.get(&job).is_some_and(|job| job.allocated_bytes == 0 && job.reserved_adapter_bytes.is_none());
-        if ended { self.0.remove(&job) } else { None }
-    }
-
-    /// A job ended: nothing is reserved for it any more. Its figures stay until they are taken.
+    /// A job ended: nothing is reserved for it any more. Its figures stay.
     pub(crate) fn ended(&mut self, job: JobSlot) {
         if let Some(job) = self.0.get_mut(&job) {
             (job.reserved_adapter_bytes, job.reserved_activation_bytes) = (None, 0);

@@ -3,21 +3,35 @@
 //! Knows no device and no neighbour: the sizes of one job in, bytes out.
 
 use nodus_kernels::AttentionShape;
-use nodus_protocol::{LoraConfig, ModelConfig, Module};
+use nodus_protocol::{LoraConfig, ModelConfig, Module, Sequence};
 
 use crate::adapter::Sites;
 use crate::pass::memory::{HalfRows, Sizes, Streams};
 use crate::rows::Stage;
 
-/// The size of a batch.
+/// The size of a batch as a device places it: each sequence begins at a multiple of the device's
+/// [`nodus_kernels::Device::row_align`] (1 on a CPU), and so do the labelled rows of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchSize {
-    /// Number of sequences.
-    pub sequences: usize,
-    /// Rows of all of them.
+    /// Rows.
     pub rows: usize,
     /// Rows with a weight above 0.
     pub labelled: usize,
+}
+
+impl BatchSize {
+    /// Of one sequence.
+    #[must_use]
+    pub fn of(sequence: &Sequence, row_align: usize) -> Self {
+        let labelled = sequence.weights().iter().filter(|weight| **weight > 0.0).count();
+        Self { rows: sequence.rows().next_multiple_of(row_align), labelled: labelled.next_multiple_of(row_align) }
+    }
+}
+
+impl std::iter::Sum for BatchSize {
+    fn sum<I: Iterator<Item = Self>>(sizes: I) -> Self {
+        sizes.fold(Self::default(), |all, one| Self { rows: all.rows + one.rows, labelled: all.labelled + one.labelled })
+    }
 }
 
 /// Bytes that a job needs.
@@ -36,17 +50,16 @@ pub fn table_bytes(model: &ModelConfig) -> u64 {
 }
 
 /// What an adapter of this configuration, which [`LoraConfig::validate`] has passed, needs to train on batches of at most this size.
-/// `row_align` is the device's ([`nodus_kernels::Device::row_align`]; 1 on a CPU).
 #[must_use]
-pub fn needs(model: &ModelConfig, config: &LoraConfig, batch: BatchSize, row_align: usize) -> Needs {
+pub fn needs(model: &ModelConfig, config: &LoraConfig, batch: BatchSize) -> Needs {
     let sites = Sites::new(config, model);
-    Needs { adapter_bytes: sites.state_bytes(), activation_bytes: activation_bytes(model, &sites, batch, row_align, true) }
+    Needs { adapter_bytes: sites.state_bytes(), activation_bytes: activation_bytes(model, &sites, batch, true) }
 }
 
 /// The activations of an evaluation of such a batch by such an adapter, alone in its pass; see [`needs`].
 #[must_use]
-pub fn evaluation_bytes(model: &ModelConfig, config: &LoraConfig, batch: BatchSize, row_align: usize) -> u64 {
-    activation_bytes(model, &Sites::new(config, model), batch, row_align, false)
+pub fn evaluation_bytes(model: &ModelConfig, config: &LoraConfig, batch: BatchSize) -> u64 {
+    activation_bytes(model, &Sites::new(config, model), batch, false)
 }
 
 /// The sizes of a model's weight matrices, outputs and inputs; each once.
@@ -71,10 +84,8 @@ pub fn attention_shape(model: &ModelConfig) -> AttentionShape {
 }
 
 /// The same for an adapter that is there, in a pass that trains or one that does not.
-pub(crate) fn activation_bytes(model: &ModelConfig, sites: &Sites, batch: BatchSize, row_align: usize, trains: bool) -> u64 {
-    // Each sequence begins at a multiple of the alignment.
-    let padding = batch.sequences * row_align.saturating_sub(1);
-    let own = Streams { all: batch.rows + padding, labelled: batch.labelled + padding };
+pub(crate) fn activation_bytes(model: &ModelConfig, sites: &Sites, batch: BatchSize, trains: bool) -> u64 {
+    let own = Streams { all: batch.rows, labelled: batch.labelled };
     let rank = |layer, module| sites.get(layer, module).map_or(0, |site| site.rank);
     let lowest_cut: Option<Stage> = trains.then_some(sites.cut);
     Sizes::new(model, lowest_cut, rank, |_| HalfRows { own, ..HalfRows::default() }).least()

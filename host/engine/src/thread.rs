@@ -61,12 +61,6 @@ impl EngineHandle {
     pub fn jobs(&self) -> BTreeMap<JobSlot, JobBytes> {
         self.counters.jobs().0.clone()
     }
-
-    /// The last figures of a job that ended, once.
-    #[must_use]
-    pub fn take_job(&self, job: JobSlot) -> Option<JobBytes> {
-        self.counters.jobs().take_ended(job)
-    }
 }
 
 impl<D: Device> Engine<D> {

@@ -78,8 +78,8 @@ impl<D: Device> Engine<D> {
         let adapter = self.sound_adapter(ask.slot)?;
         if let Some(trunk) = self.trunks.get(adapter.trunk.0 as usize) {
             check_batch(ask.batch, &trunk.config)?;
-            let size = BatchSize { sequences: ask.batch.sequences.len(), rows: ask.batch.rows(), labelled: ask.batch.labelled() };
-            let needed_bytes = activation_bytes(&trunk.config, &adapter.sites, size, self.device.row_align(), ask.trains);
+            let size = ask.batch.sequences.iter().map(|sequence| BatchSize::of(sequence, self.device.row_align())).sum();
+            let needed_bytes = activation_bytes(&trunk.config, &adapter.sites, size, ask.trains);
             let mut jobs = self.counters.jobs();
             jobs.check_activations(ask.slot.job, needed_bytes)?;
             jobs.passing(ask.slot.job, needed_bytes);

@@ -11,6 +11,13 @@ pub enum ErrorKind {
     NotFound,
     /// Not enough device memory for this job.
     QuotaExceeded,
+    /// A batch needs more activations than are reserved for its job. It had no effect.
+    ActivationBytes {
+        /// Bytes that it needs.
+        needed: u64,
+        /// Bytes that are reserved.
+        allowed: u64,
+    },
     /// Loss or gradient of the adapter became infinite or NaN; the adapter is poisoned.
     NonFinite,
     /// Understood, but not possible here.

@@ -37,8 +37,8 @@ pub(crate) struct Adapter {
     pub(crate) steps: u64,
     /// Why it is unusable: what went non-finite.
     pub(crate) poison: Option<String>,
-    /// What is accumulated once all calls so far are carried out.
-    pub(crate) accumulated: Accumulated,
+    /// What is accumulated once all calls so far are carried out; none where the engine refused one, since then it alone knows.
+    pub(crate) accumulated: Option<Accumulated>,
     calls: VecDeque<Call>,
 }
 
@@ -116,7 +116,7 @@ impl Adapters {
     pub(crate) fn add(&mut self, trunk: Trunk, config: LoraConfig) -> u32 {
         let slot = self.next_slot();
         let parameters = parameters(&config, &trunk.config);
-        let (steps, poison, accumulated, calls) = (0, None, Accumulated::default(), VecDeque::new());
+        let (steps, poison, accumulated, calls) = (0, None, Some(Accumulated::default()), VecDeque::new());
         self.alive.insert(slot.index, Adapter { trunk, config, slot, parameters, steps, poison, accumulated, calls });
         self.created += 1;
         slot.index
@@ -267,7 +267,7 @@ impl State {
                     ErrorKind::NonFinite if told.poison.is_none() => told.poison = Some(error.message.clone()),
                     // Our own mistake ends the job, whether the guest ever asks for the answer or not.
                     ErrorKind::NotFound | ErrorKind::Internal => return Err(error.clone().into()),
-                    _ => {}
+                    _ => told.accumulated = None,
                 }
                 None
             }

@@ -2,7 +2,7 @@
 //!
 //! Takes nothing on trust but digests, and nothing that is not in the data folder.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use nodus_formats::data::HeldOut as Share;
 use nodus_formats::peft;
@@ -54,6 +54,7 @@ pub(super) fn job(store: &Store, sandbox: &Sandbox, predicate: &Predicate) -> an
         limits: predicate.limits,
         stop_at: predicate.events.iter().map(|ExternalEvent::StopRequested { call }| *call).next(),
         cohort: 0,
+        tokens: Mutex::default(),
     })
 }
 

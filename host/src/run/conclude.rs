@@ -79,6 +79,7 @@ pub(crate) fn conclude(office: &mut Office<'_>, number: usize, post: &Post, fare
     };
     let done = entered.and_then(|()| match status(ended, fared) {
         Ok((status, usage)) => certify(office, &account, post, (ended, fared, usage)).map(|kept| Verdict { status, kept: Kept::All(kept) }),
+        Err(status @ Status::Broken(_)) => Ok(Verdict { status, kept: left(post.folder.dir()) }),
         Err(status) => keep_records(&ended.figures, post.folder.dir()).map(|kept| Verdict { status, kept }),
     });
     done.unwrap_or_else(|error| Verdict { status: Status::Broken(error), kept: left(post.folder.dir()) })
@@ -162,6 +163,11 @@ impl Verdict {
 }
 
 impl Fared {
+    /// What the job used, where it was started and not cut off.
+    pub(crate) fn usage(&self) -> Option<&Usage> {
+        self.ended.as_ref().ok().and_then(Option::as_ref)?.end.as_ref().map(|end| &end.usage)
+    }
+
     /// What the job's events amount to, where it was started.
     pub(crate) fn figures(&self) -> Option<&Figures> {
         self.ended.as_ref().ok().and_then(Option::as_ref).map(|ended| &ended.figures)

@@ -2,13 +2,13 @@
 //!
 //! Both lanes are this one path: a lane is a list of groups, and a group is an engine with the jobs that share it.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use anyhow::Context as _;
 use nodus_engine::JobBytes;
-use nodus_protocol::{Command, EngineError, JobSlot};
+use nodus_protocol::{Client, Command, EngineError, JobSlot};
 use nodus_sandbox::services::Trunk;
-use nodus_sandbox::{JobEnd, JobSpec, Sandbox};
+use nodus_sandbox::{JobEnd, JobSpec, Limits, Sandbox, StopFlag};
 use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -158,14 +158,26 @@ async fn run_one(
     let _seat = seat?;
     let Some(stop) = shared.stopper.enlist() else { return Ok(None) };
     let Post { job, folder } = post;
-    let engine = trunk.engine.clone();
-    let (adapter_bytes, activation_bytes) = (job.limits.device_bytes, job.limits.activation_bytes);
-    let reserve = Command::Reserve { job: slot, adapter_bytes, activation_bytes };
-    engine.call(reserve).await.context("reserving device memory for a job that was admitted")?;
+    let reservation = Reservation::make(&trunk.engine, slot, &job.limits).await?;
+    let ended = run_reserved(&shared, slot, &job, &folder, (trunk, stop)).await;
+    // Before the seat is free again: the next job may need the room.
+    reservation.end().await;
+    job.tokens.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    ended.map(Some)
+}
+
+/// Runs a job whose device memory is reserved.
+async fn run_reserved(
+    shared: &Shared,
+    slot: JobSlot,
+    job: &Job,
+    folder: &Folder,
+    (trunk, stop): (Trunk, StopFlag),
+) -> anyhow::Result<Ended> {
     let progress = shared.display.job(job.name.as_deref());
-    let (listener, recorder) = Recorder::start(Record::create(&folder)?, progress, stop.clone())?;
+    let (listener, recorder) = Recorder::start(Record::create(folder)?, progress, stop.clone())?;
     let output = folder.dir().try_clone().context("opening the results' folder")?;
-    let services = Box::new(RunServices::new(&job, trunk, output, listener));
+    let services = Box::new(RunServices::new(job, trunk, output, listener));
     let params = serde_json::to_string(&job.parameters)?;
     let spec = JobSpec { params, seed: job.seed, job: slot, limits: job.limits, stop, stop_at: job.stop_at, cohort: Some(job.cohort) };
     shared.neighbours.enter(slot);
@@ -174,8 +186,37 @@ async fn run_one(
         end = job.component.valid.run(&shared.sandbox, spec, services) => Some(end),
         () = shared.stopper.end() => None,
     };
-    engine.send_detached(Command::DropJob { job: slot });
     let neighbours = shared.neighbours.leave(slot);
     let figures = tokio::task::spawn_blocking(move || recorder.finish()).await.context("waiting for the recorder")??;
-    Ok(Some(Ended { end, figures, started_unix_ms, neighbours }))
+    Ok(Ended { end, figures, started_unix_ms, neighbours })
+}
+
+/// Device memory that is reserved for a job, given back however the job ends.
+struct Reservation {
+    engine: Client,
+    job: Option<JobSlot>,
+}
+
+impl Reservation {
+    async fn make(engine: &Client, job: JobSlot, limits: &Limits) -> anyhow::Result<Self> {
+        let (adapter_bytes, activation_bytes) = (limits.device_bytes, limits.activation_bytes);
+        let reserve = Command::Reserve { job, adapter_bytes, activation_bytes };
+        engine.call(reserve).await.context("reserving device memory for a job that was admitted")?;
+        Ok(Self { engine: engine.clone(), job: Some(job) })
+    }
+
+    /// Gives it back, and waits for it; an engine that is gone holds nothing.
+    async fn end(mut self) {
+        if let Some(job) = self.job.take() {
+            drop(self.engine.call(Command::DropJob { job }).await);
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if let Some(job) = self.job.take() {
+            self.engine.send_detached(Command::DropJob { job });
+        }
+    }
 }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context as _, ensure};
 use cap_std::fs::Dir;
@@ -92,6 +92,8 @@ pub(crate) struct Job {
     pub(crate) stop_at: Option<u64>,
     /// Jobs of one cohort may share trunk activations.
     pub(crate) cohort: u64,
+    /// Its data as it was read for the plan. While it is kept, nobody need read it again.
+    pub(crate) tokens: Mutex<Vec<Dataset>>,
 }
 
 impl JobComponent {
@@ -142,7 +144,6 @@ pub(crate) struct Opener<'a> {
     components: BTreeMap<PathBuf, Arc<JobComponent>>,
     models: BTreeMap<Name, Arc<OpenModel>>,
     data: Vec<((Name, HeldOutArgs), Parts)>,
-    tokens: Vec<Dataset>,
 }
 
 /// What a job trains on, and what it may evaluate on.
@@ -150,7 +151,7 @@ pub(crate) type Parts = (Arc<Rows>, Option<Arc<Rows>>);
 
 impl<'a> Opener<'a> {
     pub(crate) fn new(store: &'a Store, paths: Paths, sandbox: &'a Sandbox) -> Self {
-        Self { store, paths, sandbox, components: BTreeMap::new(), models: BTreeMap::new(), data: Vec::new(), tokens: Vec::new() }
+        Self { store, paths, sandbox, components: BTreeMap::new(), models: BTreeMap::new(), data: Vec::new() }
     }
 
     /// Opens all that one job needs.
@@ -164,15 +165,11 @@ impl<'a> Opener<'a> {
         let mut parameters = asked.parameters;
         let adapters = self.init_adapter(&mut parameters, &model)?;
         let base = model.name.to_string();
-        let (limits, tokens) = plan::limits(&model, &train, held_out.as_deref(), &parameters, &asked.limits);
-        self.tokens.extend(tokens);
+        let loaded = adapters.first().map(|(_, weights)| &weights.config);
+        let (limits, tokens) = plan::limits(&model, (&train, held_out.as_deref()), (&parameters, loaded), &asked.limits);
+        let tokens = Mutex::new(tokens);
         let Asked { name, varied, seed, cohort, .. } = asked;
-        Ok(Job { name, varied, component, model, base, train, held_out, parameters, adapters, seed, limits, stop_at: None, cohort })
-    }
-
-    /// The tokens that were read on the way. While they are kept, the jobs need not read them again.
-    pub(crate) fn into_tokens(self) -> Vec<Dataset> {
-        self.tokens
+        Ok(Job { name, varied, component, model, base, train, held_out, parameters, adapters, seed, limits, stop_at: None, cohort, tokens })
     }
 
     fn component(&mut self, path: &Path) -> anyhow::Result<Arc<JobComponent>> {

@@ -34,7 +34,6 @@ use crate::app::Surroundings;
 use crate::books::Books;
 use crate::cli::{Lane, RunArgs};
 use crate::error::Ending;
-use crate::paths::shown;
 use crate::store::{Store, write_synced};
 
 use conclude::{Kept, Office, Verdict, conclude};
@@ -52,7 +51,8 @@ use summary::Machine;
 /// The user's: a refusal, or a job failed. Ours: the machine.
 pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let paths = surroundings.paths;
-    Output::refuse_taken(paths, &args.out)?;
+    // The first of all, since a place that cannot be written to is known at once.
+    let output = Output::create(paths, &args.out)?;
     let asked = asked::asked(paths, args)?;
     let sandbox = Arc::new(Sandbox::new(SandboxOptions::default())?);
     let mut opener = Opener::new(store, paths, &sandbox);
@@ -61,22 +61,19 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
         Lane::Solo => 1,
         Lane::Fused => args.jobs.map_or(jobs.len(), |most| most.get().min(jobs.len())),
     };
-    let tokens = opener.into_tokens();
     let wanted = (args.device.device, args.device.dtype);
     let chosen = choice::choose(store, surroundings, wanted, jobs.iter().map(|job| &*job.model))?;
-    tracing::info!(device = chosen.name(), "chosen");
     let buffer_bytes_max = needs::admit(&jobs, args.lane, at_once, (&chosen, args.device), paths)?;
     let mut books = Books::open(store.dir()?)?;
-    let output = Output::create(paths, &args.out)?;
     let posts = posts(jobs, &output)?;
 
     let began = Instant::now();
     let display = Display::new(surroundings.is_terminal, posts.len());
+    display.note(&format!("computing on {}", chosen.name()));
     let rig = Rig { chosen: &chosen, args: args.device, buffer_bytes_max, expected: None };
     let crew = Crew::start(sandbox, display, at_once, rig)?;
     let (fared, sharing) = crew.run(&posts, args.lane, at_once, rig);
     let wall_seconds = began.elapsed().as_secs_f64();
-    drop(tokens);
 
     let mut office = Office { store, books: &mut books, lane: args.lane };
     let ends = posts.iter().zip(&fared).enumerate();
@@ -85,18 +82,18 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
         && post.job.name.is_none()
     {
         match verdict.kept {
-            Kept::Nothing => {}
-            Kept::Left => output.leave(),
+            // What is left is left by who says where it is.
+            Kept::Nothing | Kept::Left => {}
             Kept::Records | Kept::All(_) => output.publish()?,
         }
         return told::one(&output, post, fared, verdict, out);
     }
     let sequences = fared.iter().filter_map(Fared::figures).map(|figures| figures.sequences).sum();
     let reuse = if args.manifest.is_some() { None } else { sharing.reuse(sequences) };
-    let machine = Machine::new(args.lane, at_once, wall_seconds, sharing, reuse);
+    let machine = Machine::new(args.lane, at_once, wall_seconds, &fared, (sharing, reuse));
     let rows = publish(&output, &posts, &fared, &verdicts, &machine).map_err(|error| {
-        output.leave();
-        error.context(format!("what the jobs wrote stays in {}", shown(&output.partial_path())))
+        let place = output.leave();
+        error.context(format!("what the jobs wrote stays in {place}"))
     })?;
     told::many(&output, &verdicts, &rows, &machine, out)
 }

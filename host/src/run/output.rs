@@ -33,14 +33,6 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Refuses a path where something is already, before any work is done; makes nothing.
-    ///
-    /// # Errors
-    /// The user's.
-    pub(super) fn refuse_taken(paths: Paths, path: &Path) -> anyhow::Result<()> {
-        refuse(paths.entries(path), path)
-    }
-
     /// Begins a result folder for `path`.
     ///
     /// # Errors
@@ -90,9 +82,10 @@ impl Output {
         self.path.with_file_name(&self.partial)
     }
 
-    /// Leaves everything where it was made.
-    pub(super) fn leave(&self) {
+    /// Leaves everything where it was made; words for where that is.
+    pub(super) fn leave(&self) -> String {
         self.stays.store(true, Ordering::Relaxed);
+        format!("{}: move it before the next run into {}", shown(&self.partial_path()), shown(&self.path))
     }
 
     /// Gives a job's folder a name that no result has.
@@ -113,9 +106,8 @@ impl Output {
             Ok(sync_dir(&self.parent)?)
         };
         publish().map_err(|error| {
-            self.leave();
-            let made = self.partial_path();
-            user(format!("{error}; the results are complete in {}: move them before the next run into {}", shown(&made), shown(&self.path)))
+            let place = self.leave();
+            user(format!("{error}; the results are complete in {place}"))
         })
     }
 }

@@ -3,7 +3,9 @@
 //! A function of the job alone. Reads parameters as `sft` names them; a component that names them otherwise is planned as if it were
 //! `sft` without a word, and its user gives `--limit device-bytes` or `activation-bytes` where that is too little.
 
-use nodus_engine::plan::{BatchSize, evaluation_bytes, needs};
+use std::sync::Arc;
+
+use nodus_engine::plan::{BatchSize, Needs, evaluation_bytes, needs};
 use nodus_protocol::{LayerSelection, LoraConfig, ModelConfig, Module, Sequence};
 use nodus_sandbox::services::Dataset;
 use nodus_sandbox::{EVALUATION_ROW_ALIGN, EVALUATION_ROWS_MAX, Limits};
@@ -27,62 +29,56 @@ const ROW_ALIGN: usize = EVALUATION_ROW_ALIGN as usize;
 /// follows from, which are best kept until the job has them.
 pub(super) fn limits(
     model: &OpenModel,
-    train: &Rows,
-    held_out: Option<&Rows>,
-    parameters: &Map<String, Value>,
+    data: (&Rows, Option<&Rows>),
+    (parameters, adapter): (&Map<String, Value>, Option<&LoraConfig>),
     given: &[Limit],
 ) -> (Limits, Vec<Dataset>) {
     let is_given = |name: &str| given.iter().any(|limit| limit.name() == name);
-    let (mut limits, mut data) = (Limits::DEFAULT, Vec::new());
-    if !(is_given("device-bytes") && is_given("activation-bytes"))
-        && let Some(need) = plan(model, train, held_out, parameters, &mut data)
-    {
-        (limits.device_bytes, limits.activation_bytes) = need;
+    let (mut limits, mut tokens) = (Limits::DEFAULT, Vec::new());
+    if !(is_given("device-bytes") && is_given("activation-bytes")) {
+        tokens = tokenised(model, data, parameters);
+        // What does not fit the model is refused by the component itself, which needs little for it.
+        let config = adapter.cloned().or_else(|| config(parameters, &model.config));
+        let needs = config.map(|config| plan(&model.config, &config, &tokens, number(parameters, "batch_size").unwrap_or(BATCH_SIZE)));
+        let Needs { adapter_bytes, activation_bytes } = needs.unwrap_or_default();
+        (limits.device_bytes, limits.activation_bytes) = (adapter_bytes.max(BYTES_MIN), activation_bytes.max(BYTES_MIN));
     }
-    (over(limits, given), data)
+    (over(limits, given), tokens)
 }
 
-/// Bytes for adapters and for activations; none where the parameters do not fit the model, since the component will refuse them.
-fn plan(
-    model: &OpenModel,
-    train: &Rows,
-    held_out: Option<&Rows>,
-    parameters: &Map<String, Value>,
-    data: &mut Vec<Dataset>,
-) -> Option<(u64, u64)> {
-    let config = config(parameters, &model.config)?;
-    let number = |key: &str| parameters.get(key).and_then(Value::as_u64).and_then(|number| usize::try_from(number).ok());
-    let max_length = number("max_length").unwrap_or(model.config.max_position_embeddings);
-    for rows in [Some(train), held_out].into_iter().flatten() {
-        data.push(rows.tokenise(model, max_length).ok()?);
-    }
-    let batch = largest(&data.first()?.examples, number("batch_size").unwrap_or(BATCH_SIZE));
-    let needs = needs(&model.config, &config, batch, ROW_ALIGN);
-    let pieces = data.iter().map(|data| evaluation_bytes(&model.config, &config, piece(&data.examples), ROW_ALIGN));
-    let activation_bytes = pieces.fold(needs.activation_bytes, u64::max);
-    Some((needs.adapter_bytes.max(BYTES_MIN), activation_bytes.max(BYTES_MIN)))
+fn number(parameters: &Map<String, Value>, key: &str) -> Option<usize> {
+    parameters.get(key).and_then(Value::as_u64).and_then(|number| usize::try_from(number).ok())
+}
+
+/// The data to train on, then the held-out data; without what cannot be read, as the job will hear.
+fn tokenised(model: &OpenModel, (train, held_out): (&Rows, Option<&Rows>), parameters: &Map<String, Value>) -> Vec<Dataset> {
+    let max_length = number(parameters, "max_length").unwrap_or(model.config.max_position_embeddings);
+    [Some(train), held_out].into_iter().flatten().map_while(|rows| rows.tokenise(model, max_length).ok()).collect()
+}
+
+/// Bytes for one adapter, and for the activations of the largest batch to train on or piece of an evaluation.
+fn plan(model: &ModelConfig, config: &LoraConfig, tokens: &[Dataset], batch_size: usize) -> Needs {
+    let train = tokens.first().map_or_else(BatchSize::default, |data| largest(&data.examples, batch_size));
+    let needs = needs(model, config, train);
+    let pieces = tokens.iter().map(|data| evaluation_bytes(model, config, piece(&data.examples)));
+    Needs { activation_bytes: pieces.fold(needs.activation_bytes, u64::max), ..needs }
 }
 
 /// The largest batch of so many sequences that the data can give.
-fn largest(examples: &[std::sync::Arc<Sequence>], sequences: usize) -> BatchSize {
-    let most = |size: &dyn Fn(&Sequence) -> usize| {
-        let mut sizes: Vec<usize> = examples.iter().map(|example| size(example)).collect();
+fn largest(examples: &[Arc<Sequence>], sequences: usize) -> BatchSize {
+    let most = |size: fn(BatchSize) -> usize| {
+        let mut sizes: Vec<usize> = examples.iter().map(|example| size(BatchSize::of(example, ROW_ALIGN))).collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         sizes.into_iter().take(sequences).sum()
     };
-    BatchSize { sequences: sequences.min(examples.len()), rows: most(&Sequence::rows), labelled: most(&labelled) }
+    BatchSize { rows: most(|size| size.rows), labelled: most(|size| size.labelled) }
 }
 
-/// The largest piece of an evaluation: full, or one long sequence.
-fn piece(examples: &[std::sync::Arc<Sequence>]) -> BatchSize {
-    let longest = examples.iter().map(|example| example.rows()).max().unwrap_or(0);
+/// The largest piece of an evaluation: full, whatever the data, since a guest may evaluate a row many times; or one long sequence.
+fn piece(examples: &[Arc<Sequence>]) -> BatchSize {
+    let longest = examples.iter().map(|example| BatchSize::of(example, ROW_ALIGN).rows).max().unwrap_or(0);
     let rows = longest.max(usize::try_from(EVALUATION_ROWS_MAX).unwrap_or(usize::MAX));
-    // The rows count in whole multiples already.
-    BatchSize { sequences: 0, rows: rows.next_multiple_of(ROW_ALIGN), labelled: rows.next_multiple_of(ROW_ALIGN) }
-}
-
-fn labelled(example: &Sequence) -> usize {
-    example.weights().iter().filter(|weight| **weight > 0.0).count()
+    BatchSize { rows, labelled: rows }
 }
 
 /// The adapter that the parameters describe; none where they describe none that the model could have.
@@ -121,5 +117,98 @@ fn layers(value: Option<&Value>) -> Option<LayerSelection> {
         Some(Value::Object(object)) => object.get("last").and_then(number).map(LayerSelection::Last),
         Some(Value::Array(list)) => list.iter().map(number).collect::<Option<_>>().map(LayerSelection::Only),
         Some(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use nodus_engine::plan::{BatchSize, evaluation_bytes, needs};
+    use nodus_protocol::{Architecture, Digest, LayerSelection, LoraConfig, ModelConfig, Module, Sequence};
+    use nodus_sandbox::services::Dataset;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::{EVALUATION_ROW_ALIGN, EVALUATION_ROWS_MAX, config, plan};
+
+    /// SmolLM2-135M.
+    fn model() -> ModelConfig {
+        ModelConfig {
+            architecture: Architecture::Llama,
+            hidden_size: 576,
+            intermediate_size: 1536,
+            num_hidden_layers: 30,
+            num_attention_heads: 9,
+            num_key_value_heads: 3,
+            head_dim: 64,
+            vocab_size: 49_152,
+            max_position_embeddings: 8192,
+            rms_norm_eps: 1e-5,
+            rope_theta: 100_000.0,
+            rope_scaling: None,
+            sliding_window: None,
+            qkv_bias: false,
+            tie_word_embeddings: true,
+            eos_token_id: None,
+            bos_token_id: None,
+        }
+    }
+
+    fn sequence(model: &ModelConfig, rows: usize, labelled: usize) -> Arc<Sequence> {
+        let weights = (0..rows).map(|i| if i < labelled { 1.0 } else { 0.0 }).collect();
+        Arc::new(Sequence::new(model, vec![1; rows], vec![2; rows], weights).unwrap())
+    }
+
+    fn data(examples: Vec<Arc<Sequence>>) -> Dataset {
+        Dataset { examples: Arc::new(examples), truncated: 0, digest: Digest::of(b"data") }
+    }
+
+    fn size(batch: &[&Arc<Sequence>], align: usize) -> BatchSize {
+        batch.iter().map(|sequence| BatchSize::of(sequence, align)).sum()
+    }
+
+    proptest! {
+        /// Whatever batch a job draws, on whatever device, the engine asks for no more than was planned.
+        #[test]
+        fn the_plan_covers_every_batch_and_every_piece(
+            lengths in prop::collection::vec((1_usize..400, 0_usize..400), 1..40),
+            batch_size in 1_usize..6,
+            picks in prop::collection::vec(any::<prop::sample::Index>(), 64),
+            rank in 1_u32..20,
+        ) {
+            let model = model();
+            let parameters = json!({"rank": rank, "targets": "all-linear"});
+            let config = config(parameters.as_object().unwrap(), &model).unwrap();
+            let examples: Vec<_> = lengths.iter().map(|(rows, labelled)| sequence(&model, *rows, *labelled.min(rows))).collect();
+            let planned = plan(&model, &config, &[data(examples.clone())], batch_size);
+            for align in [1, 128] {
+                // A batch of different rows, and a piece in which rows may repeat.
+                let batch: Vec<_> = examples.iter().take(batch_size).collect();
+                let asked = needs(&model, &config, size(&batch, align));
+                prop_assert!(asked.adapter_bytes <= planned.adapter_bytes && asked.activation_bytes <= planned.activation_bytes);
+                let (mut piece, mut rows) = (Vec::new(), 0);
+                for pick in &picks {
+                    let example = pick.get(&examples);
+                    rows += (example.rows() as u64).next_multiple_of(EVALUATION_ROW_ALIGN);
+                    if rows <= EVALUATION_ROWS_MAX {
+                        piece.push(example);
+                    }
+                }
+                prop_assert!(evaluation_bytes(&model, &config, size(&piece, align)) <= planned.activation_bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn a_longer_batch_and_a_loaded_adapter_need_more() {
+        let model = model();
+        let small = config(json!({}).as_object().unwrap(), &model).unwrap();
+        let of = |rows, config: &LoraConfig| plan(&model, config, &[data(vec![sequence(&model, rows, rows); 9])], 8);
+        // Rank 8 on q (576 + 576) and v (576 + 192) of 30 layers, 16 bytes a weight.
+        assert_eq!(of(10, &small).adapter_bytes, 8 * (1152 + 768) * 30 * 16);
+        assert!(of(4000, &small).activation_bytes > of(2000, &small).activation_bytes);
+        let large = LoraConfig { rank: 16, targets: Module::ALL.to_vec(), layers: LayerSelection::All, ..small.clone() };
+        assert!(of(10, &large).adapter_bytes > 8 * of(10, &small).adapter_bytes);
     }
 }

@@ -127,10 +127,9 @@ pub(super) fn refusal(error: &FormatError) -> Refusal {
     }
 }
 
-/// Something failed that is not the guest's business; the reason goes to the log.
+/// Something failed that is not the guest's business: it ends the job, and is told to whoever runs the host.
 pub(super) fn ours(what: &str, error: &dyn std::fmt::Display) -> Refusal {
-    tracing::error!(%error, "{what} failed");
-    Refusal::Other(format!("{what} failed, which is the host's fault"))
+    Refusal::Internal(format!("{what} failed: {error}"))
 }
 
 /// A model's tokenizer as the sandbox wants it.

@@ -44,14 +44,23 @@ pub(crate) struct Machine {
     pub(crate) lane: &'static str,
     pub(crate) jobs_at_once: usize,
     pub(crate) wall_seconds: f64,
+    /// CPU time of all guests, what the host did within their calls included.
+    pub(crate) guest_cpu_seconds: f64,
     pub(crate) sharing: Sharing,
     /// Of a sweep: unrelated jobs have no trunk activations in common.
     pub(crate) reuse: Option<Reuse>,
 }
 
 impl Machine {
-    pub(crate) fn new(lane: Lane, jobs_at_once: usize, wall_seconds: f64, sharing: Sharing, reuse: Option<Reuse>) -> Self {
-        Self { lane: lane.name(), jobs_at_once, wall_seconds, sharing, reuse }
+    pub(crate) fn new(
+        lane: Lane,
+        jobs_at_once: usize,
+        wall_seconds: f64,
+        fared: &[Fared],
+        (sharing, reuse): (Sharing, Option<Reuse>),
+    ) -> Self {
+        let guest_cpu_seconds = fared.iter().filter_map(Fared::usage).map(|usage| usage.cpu_time.as_secs_f64()).sum();
+        Self { lane: lane.name(), jobs_at_once, wall_seconds, guest_cpu_seconds, sharing, reuse }
     }
 }
 
@@ -201,7 +210,7 @@ mod tests {
 
     #[test]
     fn json_holds_the_jobs_and_apart_from_them_what_the_machine_did() {
-        let machine = Machine::new(Lane::Fused, 2, 1.5, Sharing { passes: 3, ..Sharing::default() }, None);
+        let machine = Machine::new(Lane::Fused, 2, 1.5, &[], (Sharing { passes: 3, ..Sharing::default() }, None));
         let found: Value = serde_json::from_str(&super::json(&rows(), &machine).unwrap()).unwrap();
         assert_eq!(found["jobs"][0]["parameters"], json!({"learning_rate": 1e-4}));
         assert_eq!(found["jobs"][0]["loss"], json!(2.5));

@@ -34,7 +34,7 @@ pub(super) fn one(output: &Output, post: &Post, fared: &Fared, verdict: &Verdict
         }
         Status::Failed(reason) => Err(user(format!("the job failed: {reason}\n{kept}"))),
         Status::Broken(error) => {
-            let place = if verdict.kept == Kept::Left { format!(", in {}", shown(&output.partial_path())) } else { String::new() };
+            let place = if verdict.kept == Kept::Left { format!(", in {}", output.leave()) } else { String::new() };
             Err(anyhow::anyhow!("{error:#}")).context(format!("the host failed while it ran the job; {kept}{place}"))
         }
     }

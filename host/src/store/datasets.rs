@@ -115,7 +115,7 @@ impl Store {
         if self.dir.is_file(manifest_path(name)) {
             return Ok(());
         }
-        let existing = there_are(&self.names("data", ".json")?, "`nodus-host data put FILE --name NAME` adds one");
+        let existing = there_are(name.as_str(), &self.names("data", ".json")?, "`nodus-host data put FILE --name NAME` adds one");
         Err(user(format!("no data set named `{name}`{existing}")))
     }
 }

@@ -107,7 +107,7 @@ impl Store {
         if self.dir.is_dir(format!("models/{name}")) {
             return Ok(());
         }
-        let existing = there_are(&self.names("models", "")?, "`nodus-host model import PATH --name NAME` adds one");
+        let existing = there_are(name.as_str(), &self.names("models", "")?, "`nodus-host model import PATH --name NAME` adds one");
         Err(user(format!("no model named `{name}`{existing}")))
     }
 }

@@ -74,6 +74,16 @@ impl Library {
         }
     }
 
+    /// What a library opens by itself, by a name that the loader then finds: NVRTC's built-in functions, one file for a minor version.
+    fn companions(self) -> Vec<String> {
+        match self {
+            Self::Driver | Self::CublasLt => Vec::new(),
+            Self::Nvrtc => {
+                [13, 12].into_iter().flat_map(|major| (0..=9).map(move |minor| format!("libnvrtc-builtins.so.{major}.{minor}"))).collect()
+            }
+        }
+    }
+
     fn present(self) -> bool {
         match self {
             // SAFETY: loads and unloads `libcuda`, whose initialisers have no preconditions; no symbol of it is kept.
@@ -97,12 +107,10 @@ impl Library {
         }
         for folder in folders {
             for file in self.files() {
-                // SAFETY: NVRTC's and cuBLASLt's initialisers have no preconditions. That the file is NVIDIA's is upheld by whoever
-                // handed the folder over: the operator's configuration, never a guest's.
-                let Ok(library) = (unsafe { libloading::Library::new(format!("{folder}/{file}")) }) else { continue };
-                // Stays loaded for the life of the process: cudarc's own look-up then finds it by its name.
-                std::mem::forget(library);
-                if self.present() {
+                if load(folder, file) && self.present() {
+                    for companion in self.companions() {
+                        load(folder, &companion);
+                    }
                     loaded.push((self, folder.clone()));
                     return Found::Folder(folder.clone());
                 }
@@ -110,6 +118,14 @@ impl Library {
         }
         Found::Missing
     }
+}
+
+/// Loads a library from a folder for the life of the process: whoever looks for it by its name then finds it.
+fn load(folder: &str, file: &str) -> bool {
+    // SAFETY: the initialisers of NVRTC and cuBLASLt have no preconditions. That the file is NVIDIA's is upheld by whoever handed the folder
+    // over: the operator's configuration, never a guest's.
+    let library = unsafe { libloading::Library::new(format!("{folder}/{file}")) };
+    library.map(std::mem::forget).is_ok()
 }
 
 /// Looks for the three libraries: on the system first, then in `folders` in order. Libraries found in a folder are loaded from there.

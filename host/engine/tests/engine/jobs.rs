@@ -13,7 +13,7 @@ use crate::support::{
 };
 
 fn size(batch: &Batch) -> BatchSize {
-    BatchSize { sequences: batch.sequences.len(), rows: batch.rows(), labelled: batch.labelled() }
+    batch.sequences.iter().map(|sequence| BatchSize::of(sequence, 1)).sum()
 }
 
 fn limited(limit_bytes: u64) -> Engine<CpuDevice> {
@@ -42,7 +42,7 @@ fn a_job_needs_what_the_plan_says() {
         let model = model(architecture);
         // Each ends in a labelled row.
         let batch = batch(&model, 1, &[30, 4, 13]);
-        let needs = needs(&model, &config, size(&batch), 1);
+        let needs = needs(&model, &config, size(&batch));
         let run = |adapter_bytes: u64, activation_bytes: u64| {
             let empty = engine(&model).counts().allocated_bytes;
             let device = CpuDevice::with_memory_limit(1, empty + adapter_bytes + activation_bytes).unwrap();
@@ -68,7 +68,7 @@ fn a_job_needs_what_the_plan_says() {
 fn every_byte_of_a_job_is_counted_and_comes_back() {
     let (model, config) = (llama(), all_linear());
     let batch = batch(&model, 1, &[9, 4]);
-    let needs = needs(&model, &config, size(&batch), 1);
+    let needs = needs(&model, &config, size(&batch));
     let mut engine = engine(&model);
     done(engine.execute(create(slot(0), config.clone(), None)));
     done(engine.execute(create(slot(1), config, None)));
@@ -105,31 +105,12 @@ fn every_byte_of_a_job_is_counted_and_comes_back() {
     assert_eq!(engine.jobs()[&JobSlot(1)], held, "a neighbour's figures");
 }
 
-#[test]
-fn the_figures_of_a_job_that_ended_are_taken_once() {
-    let (client, handle) = engine(&llama()).spawn(4).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(async {
-        client.call(reserve(3, 1 << 20, 1 << 20)).await.unwrap();
-        client.call(create(slot(3), all_linear(), None)).await.unwrap();
-        assert_eq!(handle.take_job(JobSlot(3)), None, "it has not ended");
-        assert_eq!(handle.jobs()[&JobSlot(3)].reserved_adapter_bytes, Some(1 << 20));
-        client.call(Command::DropJob { job: JobSlot(3) }).await.unwrap();
-    });
-    let figures = handle.take_job(JobSlot(3)).unwrap();
-    assert_eq!((figures.allocated_bytes, figures.reserved_adapter_bytes, figures.reserved_activation_bytes), (0, None, 0));
-    assert!(figures.adapters.values().all(|adapter| adapter.granted > 0 && adapter.granted == adapter.zeroed), "{figures:?}");
-    assert_eq!((handle.take_job(JobSlot(3)), handle.jobs().len()), (None, 0));
-    drop(client);
-    handle.join().unwrap();
-}
-
 /// What is reserved is there when it is wanted, whatever others ask for meanwhile.
 #[test]
 fn a_reservation_holds_against_everybody() {
     let (model, config) = (llama(), all_linear());
     let batch = batch(&model, 1, &[30, 4, 13]);
-    let needs = needs(&model, &config, size(&batch), 1);
+    let needs = needs(&model, &config, size(&batch));
     let (adapter, activation) = (needs.adapter_bytes, needs.activation_bytes);
     let mut engine = limited(empty() + 2 * adapter + activation);
     done(engine.execute(reserve(0, adapter, activation)));
@@ -156,7 +137,7 @@ fn a_reservation_holds_against_everybody() {
 fn a_job_with_a_reservation_sees_no_neighbour() {
     let (model, config) = (llama(), all_linear());
     let (small, large) = (batch(&model, 1, &[9, 4]), batch(&model, 1, &[9, 40]));
-    let needs = needs(&model, &config, size(&small), 1);
+    let needs = needs(&model, &config, size(&small));
     let run = |mut engine: Engine<CpuDevice>, neighbours: u32| {
         done(engine.execute(reserve(0, needs.adapter_bytes, needs.activation_bytes)));
         for job in 1..=neighbours {

@@ -23,7 +23,7 @@ pub(super) const WEIGHED: &str = "_weighed";
 /// The filter that weighs a value and refuses a namespace in it.
 pub(super) const STORED: &str = "_stored";
 
-/// The template with the two filters in their places: around `~`, before `|` and `in`, and where an attribute of a namespace is set.
+/// The template with the two filters in their places: around `~`, before `|`, `in` and comparisons, and where something is set.
 pub(super) fn guarded(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
     let tokens = tokenize(source, false, syntax.clone()).collect::<Result<Vec<_>, _>>()?;
     refuse_long(&tokens)?;
@@ -36,6 +36,8 @@ pub(super) fn guarded(source: &str, syntax: &SyntaxConfig) -> Result<String, Err
                 inserts.push(weigh(span.start_offset, " "));
                 inserts.extend(operand_end(&tokens, i + 1).map(|end| weigh(end, "")));
             }
+            // What is compared is walked on both sides, as far as the smaller one goes.
+            Token::Eq | Token::Ne | Token::Lt | Token::Lte | Token::Gt | Token::Gte => inserts.push(weigh(span.start_offset, " ")),
             Token::Ident("in") if !is_of_loop(&tokens, i) => {
                 let before = i.checked_sub(1).and_then(|before| tokens.get(before));
                 let at = before.filter(|(token, _)| matches!(token, Token::Ident("not"))).map_or(span, |(_, span)| span);
@@ -127,17 +129,18 @@ fn closing(tokens: &Tokens<'_>, at: usize) -> Option<usize> {
     None
 }
 
-/// What a `set` puts into an attribute passes through the filter.
+/// What is set passes through a filter: values that grow from one `set` to the next are paid for each time.
 fn stored(tokens: &Tokens<'_>, target: usize) -> Vec<(usize, String)> {
     let is_end = |token: &Token<'_>| matches!(token, Token::BlockEnd);
     let Some(end) = (target..tokens.len()).find(|i| is(tokens, *i, is_end)) else { return Vec::new() };
     let value = (target..end).find(|i| is(tokens, *i, |token| matches!(token, Token::Assign | Token::Pipe))).unwrap_or(end);
     let has_attribute = (target..value).any(|i| is(tokens, i, |token| matches!(token, Token::Dot)));
-    let (Some((kind, at)), Some((_, end))) = (tokens.get(value).filter(|_| has_attribute), tokens.get(end)) else { return Vec::new() };
+    let filter = if has_attribute { STORED } else { WEIGHED };
+    let (Some((kind, at)), Some((_, end))) = (tokens.get(value), tokens.get(end)) else { return Vec::new() };
     let end = end.start_offset as usize;
     match kind {
-        Token::Assign => vec![(at.end_offset as usize, "(".to_owned()), (end, format!(")|{STORED} "))],
-        Token::Pipe => vec![(end, format!("|{STORED} "))],
+        Token::Assign => vec![(at.end_offset as usize, "(".to_owned()), (end, format!(")|{filter} "))],
+        Token::Pipe => vec![(end, format!("|{filter} "))],
         _ => Vec::new(),
     }
 }

@@ -257,7 +257,12 @@ mod tests {
             (&(doubled.clone() + "{{ a | tojson }}"), "fuel"),
             (&(doubled.clone() + "{{ ','.join(a) }}"), "fuel"),
             (&(doubled.clone() + "{{ a not in 'x' }}"), "fuel"),
-            (&(doubled + "{{ raise_exception(a) }}"), "fuel"),
+            (&(doubled.clone() + "{{ raise_exception(a) }}"), "fuel"),
+            (&(doubled.clone() + &doubled.replace('a', "b") + "{{ a == b }}"), "fuel"),
+            (
+                "{% macro m(x, y, n) %}{% if n %}{{ m([x, x], [y, y], n - 1) }}{% else %}{{ x == y }}{% endif %}{% endmacro %}{{ m(1, 1, 30) }}",
+                "fuel",
+            ),
             ("{{ '{:>1000000000}'.format(1) }}", "width"),
             ("{{ '%1000000000d' | format(1) }}", "fuel"),
             ("{{ 'x'.replace('', 'y' * 1000000).replace('', 'y' * 1000000) }}", "fuel"),

@@ -69,7 +69,8 @@ impl From<EngineError> for Fault {
             ErrorKind::NonFinite => Error::NonFinite(error.message),
             ErrorKind::Unsupported => Error::Unsupported(error.message),
             ErrorKind::DeviceLost => Error::DeviceLost,
-            // The job's own device memory is counted here and was within its limit, so this is the device's shortage.
+            ErrorKind::ActivationBytes { needed, allowed } => return Self::quota("activation-bytes", needed, allowed),
+            // Adapters are counted here and were within the job's limit, so this is the device's shortage.
             ErrorKind::QuotaExceeded => Error::Other(error.message),
             // Slots are ours, so a slot that is not there is our mistake too.
             ErrorKind::NotFound | ErrorKind::Internal => return Self::internal(error.message),

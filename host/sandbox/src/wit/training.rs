@@ -97,7 +97,7 @@ impl guest::HostAdapter for State {
         let commands = vec![Command::ForwardBackward { slot, batch }];
         let pending = self.call(adapter, Kind::ForwardBackward, commands, Some(charge), PendingLoss).await?;
         let accumulated = &mut self.adapters.get_mut(adapter)?.accumulated;
-        *accumulated = accumulated.plus(gain);
+        *accumulated = accumulated.map(|accumulated| accumulated.plus(gain));
         Ok(pending)
     }
 
@@ -105,10 +105,10 @@ impl guest::HostAdapter for State {
         let adapter = self.table.get(&adapter)?.index;
         let optimiser = convert::adamw(optimiser)?;
         let known = usable(self.adapters.get(adapter)?)?;
-        if known.accumulated.sequences == 0 {
+        if known.accumulated.is_some_and(|accumulated| accumulated.sequences == 0) {
             return Err(Fault::invalid("nothing is accumulated, expected a forward-backward before optim-step"));
         }
-        check_weights(known.accumulated)?;
+        known.accumulated.map_or(Ok(()), check_weights)?;
         let command = Command::OptimStep { slot: known.slot, optimiser };
         self.step(adapter, optimiser, command, None).await
     }
@@ -123,7 +123,7 @@ impl guest::HostAdapter for State {
         let optimiser = convert::adamw(optimiser)?;
         let (batch, gain, charge) = self.training_batch(adapter, &batch)?;
         let known = self.adapters.get(adapter)?;
-        check_weights(known.accumulated.plus(gain))?;
+        known.accumulated.map_or(Ok(()), |accumulated| check_weights(accumulated.plus(gain)))?;
         let command = Command::TrainStep { slot: known.slot, batch, optimiser };
         self.step(adapter, optimiser, command, Some(charge)).await
     }
@@ -210,7 +210,8 @@ impl State {
     ) -> Result<Resource<PendingStep>, Fault> {
         let kind = Kind::Step { learning_rate: optimiser.learning_rate };
         let pending = self.call(adapter, kind, vec![command], charge, PendingStep).await?;
-        self.adapters.get_mut(adapter)?.accumulated = Accumulated::default();
+        let accumulated = &mut self.adapters.get_mut(adapter)?.accumulated;
+        *accumulated = accumulated.map(|_| Accumulated::default());
         Ok(pending)
     }
 

@@ -115,7 +115,7 @@ async fn a_large_evaluation_is_split_with_equal_bits_and_told_once() {
         |ran: &Ran| -> Vec<u64> { ran.commands.iter().filter_map(|command| command.strip_prefix("evaluate 0 ")?.parse().ok()).collect() };
     let large = Job::new("evaluate-all 75").run().await;
     large.completed();
-    assert_eq!(told(&large), ["evaluation of 0 after 0: 75"]);
+    assert_eq!(told(&large), ["evaluation of 0 on train after 0: 75"]);
     assert_eq!((pieces(&large).len(), pieces(&large).iter().sum::<u64>()), (5, 7 * 55 + 15));
     let whole = Job::new("evaluate-all 25").run().await;
     let split = Job::new("evaluate-all 25").limits(|limits| limits.batch_tokens = 12).run().await;
@@ -124,7 +124,7 @@ async fn a_large_evaluation_is_split_with_equal_bits_and_told_once() {
         assert_eq!(told(ran), ["evaluation of 0 on train after 0: 25"]);
     }
     assert_eq!(whole.log(), split.log());
-    assert_eq!((pieces(&whole).len(), pieces(&split).len()), (1, 25));
+    assert_eq!((pieces(&whole).len(), pieces(&split).len()), (2, 25));
     let done = |ran: &Ran| {
         let of = |event: &Event| if let Event::Evaluating { done, total: 25 } = event { Some(*done) } else { None };
         ran.events.iter().filter_map(of).collect::<Vec<_>>()
