@@ -150,9 +150,7 @@ impl Scene {
 
 /// Numbers that bf16 holds exactly, of magnitudes from 1/128 to 1: so spread that sums of them and of their products depend on the order.
 fn numbers(seed: u64, len: usize) -> impl Iterator<Item = f32> {
-    let word = move |i: usize| philox(seed, [(i / 4) as u32, 0, 0, 9])[i % 4];
-    (0..len).map(move |i| {
-        let word = word(i);
+    (0..len.div_ceil(4)).flat_map(move |quad| philox(seed, [quad as u32, 0, 0, 9])).take(len).map(|word| {
         let exponent = 120 + word % 7;
         f32::from_bits((word & 0x8000_0000) | (exponent << 23) | (word & 0x007f_0000))
     })
