@@ -82,6 +82,8 @@ limits! {
     datasets, "datasets", 16;
     /// Adapters alive at once. Refuses the call.
     adapters, "adapters", 64;
+    /// Adapters made in all. Refuses the call: each has an account in the host's ledger.
+    adapters_made, "adapters-made", 4096;
     /// Device memory of all adapters alive: weights, gradient and two moments, float32. Refuses the call.
     device_bytes, "device-bytes", 4 << 30;
     /// Device memory for the activations of one batch. Refuses the call: so much is reserved, whatever others use.

@@ -173,6 +173,10 @@ impl State {
         if needed > self.limits.adapters {
             return Err(Fault::quota("adapters", needed, self.limits.adapters));
         }
+        let needed = u64::from(self.adapters.next_slot().index) + 1;
+        if needed > self.limits.adapters_made {
+            return Err(Fault::quota("adapters-made", needed, self.limits.adapters_made));
+        }
         let needed = self.adapters.device_bytes().saturating_add(device_bytes(parameters(&config, &trunk.config)));
         if needed > self.limits.device_bytes {
             return Err(Fault::quota("device-bytes", needed, self.limits.device_bytes));

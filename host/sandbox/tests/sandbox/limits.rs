@@ -116,12 +116,14 @@ async fn reports_beyond_their_number_are_dropped_and_counted() {
 #[tokio::test]
 async fn quotas_are_answers() {
     type Change = fn(&mut Limits);
-    let cases: [(&str, Change, &str, u64, u64); 9] = [
+    let cases: [(&str, Change, &str, u64, u64); 10] = [
         ("leak-batches", |limits| limits.handles = 20, "handles", 21, 20),
         ("leak-batches", |limits| limits.batch_bytes = 80, "batch-bytes", 88, 80),
         ("own-batches", |limits| limits.batch_bytes = 10_000, "batch-bytes", 4 * 2592, 10_000),
         ("text 1001", |limits| limits.text_bytes = 1000, "text-bytes", 1001, 1000),
         ("adapters", |limits| limits.adapters = 3, "adapters", 4, 3),
+        // One is dropped before the others are made.
+        ("adapters", |limits| limits.adapters_made = 3, "adapters-made", 4, 3),
         // Rank 2 on q (8+8) and v (8+4) of 2 layers: 112 weights of 16 bytes.
         ("adapters", |limits| limits.device_bytes = 4000, "device-bytes", 3 * 112 * 16, 4000),
         ("large-batch 50", |limits| limits.batch_tokens = 49, "batch-tokens", 50, 49),
