@@ -8,7 +8,8 @@ use crate::{Batch, Result, Trunk};
 /// An adapter with its gradient and optimiser state.
 ///
 /// Plain methods wait for their answer. The `start_` ones return at once with a pending answer, so that several adapters, or
-/// several calls of one, are in flight together; calls of one adapter are carried out in the order they were made.
+/// several calls of one, are in flight together; calls of one adapter are carried out in the order they were made. One made behind a long
+/// evaluation waits for it, as does one more than `calls-in-flight`.
 #[derive(Debug)]
 pub struct Adapter {
     handle: training::Adapter,
@@ -42,7 +43,7 @@ impl Adapter {
     /// Adds the gradient of this batch to what is accumulated, and answers the batch's loss. Dropout is on.
     ///
     /// # Errors
-    /// `QuotaExceeded` for `batch-tokens`; `NonFinite`.
+    /// `QuotaExceeded` for `batch-tokens` or `activation-bytes`; `InvalidArgument` for a batch of another trunk; `NonFinite`.
     pub fn forward_backward(&self, batch: &Batch) -> Result<LossSums> {
         self.start_forward_backward(batch)?.wait()
     }
@@ -66,7 +67,8 @@ impl Adapter {
     /// The loss of a batch of any size, without dropout and without any effect. Each call counts as one evaluation of the job.
     ///
     /// # Errors
-    /// `NonFinite`; `Cancelled` where the job is asked to stop before a long one is through.
+    /// `InvalidArgument` for a batch of another trunk or without a weight; `QuotaExceeded` for `activation-bytes`; `NonFinite`; `Cancelled`
+    /// where the job is asked to stop before a long one is through.
     pub fn evaluate(&self, batch: &Batch) -> Result<LossSums> {
         self.start_evaluate(batch)?.wait()
     }
@@ -122,7 +124,8 @@ impl PendingLoss {
     /// Waits for the loss.
     ///
     /// # Errors
-    /// What the call met on the device, for example `NonFinite`.
+    /// What the call met on the device: `NonFinite`, `QuotaExceeded` for `activation-bytes`; of an evaluation `Cancelled` too, where the job is
+    /// asked to stop before it is through.
     pub fn wait(self) -> Result<LossSums> {
         Ok(self.0.wait()?)
     }
@@ -137,7 +140,7 @@ impl PendingStep {
     /// Waits for the report.
     ///
     /// # Errors
-    /// What the call met on the device, for example `NonFinite`.
+    /// What the call met on the device: `NonFinite`, of a train step `QuotaExceeded` for `activation-bytes` too.
     pub fn wait(self) -> Result<StepReport> {
         Ok(self.0.wait()?)
     }

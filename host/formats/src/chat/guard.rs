@@ -23,7 +23,11 @@ pub(super) const WEIGHED: &str = "_weighed";
 /// The filter that weighs a value and refuses a namespace in it.
 pub(super) const STORED: &str = "_stored";
 
-/// The template with the two filters in their places: around `~`, before `|`, `in` and comparisons, and where something is set.
+/// Tests that compare, each a comparison by another name.
+const COMPARING: [&str; 11] = ["eq", "equalto", "ne", "lt", "lessthan", "le", "gt", "greaterthan", "ge", "in", "sameas"];
+
+/// The template with the two filters in their places: around `~` and `+`, before `|`, `in`, comparisons and tests that compare, and where
+/// something is set.
 pub(super) fn guarded(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
     let tokens = tokenize(source, false, syntax.clone()).collect::<Result<Vec<_>, _>>()?;
     refuse_long(&tokens)?;
@@ -32,13 +36,15 @@ pub(super) fn guarded(source: &str, syntax: &SyntaxConfig) -> Result<String, Err
         let weigh = |at: u32, after: &str| (at as usize, format!("|{WEIGHED}{after}"));
         match token {
             Token::Pipe => inserts.push(weigh(span.start_offset, "")),
-            Token::Tilde => {
+            // What is joined by `+` is longer than either side, so that the sum is paid for by its parts.
+            Token::Tilde | Token::Plus => {
                 inserts.push(weigh(span.start_offset, " "));
                 inserts.extend(operand_end(&tokens, i + 1).map(|end| weigh(end, "")));
             }
             // What is compared is walked on both sides, as far as the smaller one goes.
             Token::Eq | Token::Ne | Token::Lt | Token::Lte | Token::Gt | Token::Gte => inserts.push(weigh(span.start_offset, " ")),
-            Token::Ident("in") if !is_of_loop(&tokens, i) => {
+            Token::Ident("is") if is_comparing(&tokens, i) => inserts.push(weigh(span.start_offset, " ")),
+            Token::Ident("in") if !is_of_loop(&tokens, i) && !is_of_test(&tokens, i) => {
                 let before = i.checked_sub(1).and_then(|before| tokens.get(before));
                 let at = before.filter(|(token, _)| matches!(token, Token::Ident("not"))).map_or(span, |(_, span)| span);
                 inserts.push(weigh(at.start_offset, " "));
@@ -96,7 +102,20 @@ fn is_of_loop(tokens: &Tokens<'_>, at: usize) -> bool {
     is(tokens, start, |token| matches!(token, Token::BlockStart)) && is(tokens, start + 1, |t| matches!(t, Token::Ident("for"))) && !earlier
 }
 
-/// The end of what stands at the right of `~`: a sign, one value, and all that is looked up in it.
+/// Whether this `is` begins a test that compares.
+fn is_comparing(tokens: &Tokens<'_>, at: usize) -> bool {
+    let name = if is(tokens, at + 1, |token| matches!(token, Token::Ident("not"))) { at + 2 } else { at + 1 };
+    is(tokens, name, |token| matches!(token, Token::Ident(name) if COMPARING.contains(name)))
+}
+
+/// Whether this `in` is the name of a test.
+fn is_of_test(tokens: &Tokens<'_>, at: usize) -> bool {
+    let is_word =
+        |back: usize, word: &str| at.checked_sub(back).is_some_and(|i| is(tokens, i, |t| matches!(t, Token::Ident(w) if *w == word)));
+    is_word(1, "is") || (is_word(1, "not") && is_word(2, "is"))
+}
+
+/// The end of what stands at the right of `~` or `+`: a sign, one value, and all that is looked up in it.
 fn operand_end(tokens: &Tokens<'_>, mut at: usize) -> Option<u32> {
     while is(tokens, at, |token| matches!(token, Token::Minus | Token::Plus | Token::Ident("not"))) {
         at += 1;

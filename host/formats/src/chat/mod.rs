@@ -263,6 +263,23 @@ mod tests {
                 "{% macro m(x, y, n) %}{% if n %}{{ m([x, x], [y, y], n - 1) }}{% else %}{{ x == y }}{% endif %}{% endmacro %}{{ m(1, 1, 30) }}",
                 "fuel",
             ),
+            (&(doubled.clone() + &doubled.replace('a', "b") + "{{ a is eq(b) }}"), "fuel"),
+            (&(doubled.clone() + &doubled.replace('a', "b") + "{{ a is not in([b]) }}"), "fuel"),
+            (
+                "{% macro m(x, y, n) %}{% if n %}{{ m([x, x], [y, y], n - 1) }}{% else %}{{ x + [] == y + [] }}{% endif %}{% endmacro %}{{ m(1, 1, 30) }}",
+                "fuel",
+            ),
+            (
+                "{% macro m(x, y, n) %}{% if n %}{{ m([x, x], [y, y], n - 1) }}{% else %}{{ [] + x == [] + y }}{% endif %}{% endmacro %}{{ m(1, 1, 30) }}",
+                "fuel",
+            ),
+            (
+                &("{% with a = [1] %}{% with b = [1] %}".to_owned()
+                    + &"{% with a = [a, a] %}{% with b = [b, b] %}".repeat(40)
+                    + "{{ a != b }}"
+                    + &"{% endwith %}".repeat(82)),
+                "fuel",
+            ),
             ("{{ '{:>1000000000}'.format(1) }}", "width"),
             ("{{ '%1000000000d' | format(1) }}", "fuel"),
             ("{{ 'x'.replace('', 'y' * 1000000).replace('', 'y' * 1000000) }}", "fuel"),
@@ -283,6 +300,11 @@ mod tests {
             ),
             ("{% set ns = namespace() %}{% set ns.t | upper %}a{% endset %}{{ ns.t }}{{ '{:>4}1999'.format(7) }}", "A   71999"),
             ("{{ [1, {'a': none}] }}{{ messages[0].content.split('b')[-1] ~ messages|length }}", "[1, {'a': None}]c1"),
+            (
+                "{{ 'a' is in(['a']) and 'b' is not in ['a'] and 'a' is eq 'a' and -1 + 2 == 1 and [1]+[2] == [1, 2] }}{{ [1] + [2] }}",
+                "True[1, 2]",
+            ),
+            ("{{ 'a' ~ 1 + 2 if false else 'p' 'q' + messages[0]['role'][:2] + 'x'|upper }}", "pqusX"),
             ("{% raw %}{{ a | b ~ c * d }}{% endraw %}{# a | b * c #}", "{{ a | b ~ c * d }}"),
         ] {
             assert_eq!(render(template, &[("user", "abc")], false).unwrap(), expected, "{template}");
