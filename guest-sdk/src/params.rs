@@ -141,8 +141,7 @@ const WORDS: [(&str, &str); 22] = [
 /// A message of serde's without its words for types.
 fn plain(message: &str) -> String {
     let bounds = [("u8", 0, i128::from(u8::MAX)), ("u16", 0, i128::from(u16::MAX)), ("u32", 0, i128::from(u32::MAX))];
-    let signed =
-        [("i8", i8::MIN.into(), i8::MAX.into()), ("i16", i16::MIN.into(), i16::MAX.into()), ("i32", i32::MIN.into(), i32::MAX.into())];
+    let signed = [("i8", i8::MIN.into(), i8::MAX.into()), ("i16", i16::MIN.into(), i16::MAX.into()), ("i32", i32::MIN, i32::MAX.into())];
     let mut text = WORDS.iter().fold(message.to_owned(), |text, (from, to)| text.replacen(from, to, 1));
     for (kind, least, most) in bounds.into_iter().chain(signed) {
         let kind = format!("expected {kind}");
