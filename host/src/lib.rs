@@ -8,6 +8,7 @@ mod books;
 pub mod cli;
 mod doctor;
 pub mod error;
+mod guest;
 mod import;
 mod machine;
 pub mod manifest;

@@ -18,4 +18,4 @@ mod text;
 
 pub use error::{FormatError, Place};
 pub use hf::Model;
-pub use text::{TextError, TextModel};
+pub use text::{TextError, TextFiles, TextModel};

@@ -17,6 +17,7 @@ use super::recorded::{job, refuse_foreign};
 use super::trust::trust;
 use crate::cli::{DeviceArgs, Lane, ReplayArgs};
 use crate::error::{Ending, user};
+use crate::guest::{Terms, Workshop};
 use crate::paths::{Paths, shown};
 use crate::receipt::{FILE, Statement};
 use crate::run::Folder;
@@ -40,14 +41,16 @@ pub(crate) fn replay(store: &Store, paths: Paths, args: &ReplayArgs, is_terminal
     let known = if args.keys.is_empty() { own(store)? } else { trust(paths, &data_dir, &args.keys, None)?.known };
     let statement = signed(paths, args, &known)?;
     refuse_foreign(&statement.predicate, &class_here()?)?;
-    let sandbox = Arc::new(Sandbox::new(SandboxOptions::default())?);
-    let job = Arc::new(job(store, &sandbox, &statement.predicate)?);
+    let sandbox = Arc::new(Sandbox::new(SandboxOptions { upload: statement.predicate.limits })?);
+    let terms = Terms::from(args.sandbox);
+    let workshop = Workshop::open(store, &sandbox, terms)?;
+    let job = Arc::new(job(store, &workshop, &statement.predicate)?);
 
     let workspace = store.workspace()?;
     let copy = workspace.dir().try_clone().context("opening the replay's folder")?;
     let post = Post { job, folder: Arc::new(Folder::new(copy, PathBuf::from("the replay"))) };
     let rig = Rig { args: DeviceArgs { threads: args.threads, ..DeviceArgs::default() }, buffer_bytes_max: u64::MAX };
-    let crew = Crew::start(sandbox, Display::new(is_terminal, 1), 1, rig)?;
+    let crew = Crew::start(sandbox, terms, Display::new(is_terminal, 1), 1, rig)?;
     let (mut fared, _) = crew.run(&[post], Lane::Solo, 1, rig);
     let fared = fared.pop().context("the replay did not run")?;
     fared.engine.context("the engine failed during the replay")?;

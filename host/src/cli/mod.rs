@@ -3,6 +3,7 @@
 //! Parses only; knows no file and does nothing.
 
 mod audit;
+mod guest;
 mod run;
 
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 pub use audit::{AuditMode, LedgerArgs, ReplayArgs, VerifyArgs};
+pub use guest::{CompileArgs, GuestArgs, LimitSetting, SandboxArgs};
 pub use run::{DeviceArgs, HeldOutArgs, Lane, RunArgs};
 
 use crate::name::Name;
@@ -42,6 +44,12 @@ pub enum Mode {
     Audit(AuditMode),
     /// Say what a run needs and what is there
     Doctor,
+    /// Run strangers' components; started by this program itself
+    #[command(hide = true)]
+    Guest(GuestArgs),
+    /// Compile a stranger's component; started by this program itself
+    #[command(hide = true)]
+    Compile(CompileArgs),
 }
 
 /// Base models.
@@ -137,6 +145,9 @@ mod tests {
         assert!(refusal(&["--set", "rank"]).contains("key=value"));
         assert!(refusal(&["--threads", "0"]).contains("--threads"));
         assert!(refusal(&["--trunk-cache", "much"]).contains("512MiB"));
+        assert!(refusal(&["--limit", "cpu-ms=much"]).contains("cpu-ms=60000"));
+        assert!(refusal(&["--limit", "cpu=1"]).contains("cpu-stretch-ms"));
+        assert!(refusal(&["--in-process", "--require-os-sandbox"]).contains("cannot be used with"));
         assert!(refusal(&["--sweep", "rank"]).contains("key=v1,v2"));
         assert!(refusal(&["--sweep", "rank=4,4"]).contains("rank"));
         let bad_name = Cli::try_parse_from(["nodus-host", "model", "import", "x", "--name", "../evil"]).unwrap_err();

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::{LimitSetting, SandboxArgs};
 use crate::name::Name;
 use crate::settings::Setting;
 use crate::sweep::Sweep;
@@ -51,6 +52,12 @@ pub struct RunArgs {
     /// How the device is used.
     #[command(flatten)]
     pub device: DeviceArgs,
+    /// One of the limits that every job has, in place of its default; README lists them. May be given many times
+    #[arg(long = "limit", value_name = "NAME=NUMBER")]
+    pub limits: Vec<LimitSetting>,
+    /// How the components are kept apart.
+    #[command(flatten)]
+    pub sandbox: SandboxArgs,
     /// A folder for the results; must not exist or be empty
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,

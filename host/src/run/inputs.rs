@@ -8,16 +8,17 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
 use nodus_formats::data::HeldOut;
-use nodus_formats::{TextModel, hf};
+use nodus_formats::{TextFiles, TextModel, hf};
 use nodus_kernels::HostTensor;
 use nodus_protocol::{AdapterWeights, Digest, ModelConfig};
-use nodus_sandbox::{Limits, Sandbox, ValidComponent};
+use nodus_sandbox::{Limits, Precompiled};
 use serde_json::{Map, Value};
 
 use super::asked::Asked;
 use super::rows::Rows;
 use crate::cli::HeldOutArgs;
 use crate::error::{exit_code, user};
+use crate::guest::Workshop;
 use crate::import;
 use crate::name::Name;
 use crate::paths::{Paths, shown};
@@ -28,7 +29,7 @@ use crate::text::escape;
 
 /// A component that may run, with its bytes, which a receipt's replay needs.
 pub(crate) struct JobComponent {
-    pub(crate) valid: ValidComponent,
+    pub(crate) code: Precompiled,
     pub(crate) bytes: Vec<u8>,
     /// The file's name, escaped.
     pub(crate) name: String,
@@ -41,6 +42,8 @@ pub(crate) struct OpenModel {
     /// Of configuration, weights and tokenizer.
     pub(crate) digest: Digest,
     pub(crate) text: Option<Arc<TextModel>>,
+    /// What `text` was made of, for the processes that guests run in.
+    pub(crate) text_files: Arc<TextFiles>,
     /// Mapped weights.
     pub(crate) tensors: BTreeMap<String, HostTensor>,
 }
@@ -67,13 +70,18 @@ pub(crate) struct Job {
 }
 
 impl JobComponent {
-    /// Validates a component.
+    /// Validates and compiles a component, unless that was done before.
     ///
     /// # Errors
-    /// The user's: why it is none; `place` says which.
-    pub(crate) fn new(sandbox: &Sandbox, bytes: Vec<u8>, name: String, place: &str) -> anyhow::Result<Self> {
-        let valid = sandbox.validate(&bytes).map_err(|refusal| user(format!("{place}: {refusal}")))?;
-        Ok(Self { valid, bytes, name })
+    /// The user's: why it is none; `place` says which. Ours: no process can be started for it.
+    pub(crate) fn new(workshop: &Workshop, bytes: Vec<u8>, name: String, place: &str) -> anyhow::Result<Self> {
+        let code = workshop.compiled(&bytes)?.map_err(|refusal| user(format!("{place}: {refusal}")))?;
+        Ok(Self { code, bytes, name })
+    }
+
+    /// Digest of the bytes that were uploaded.
+    pub(crate) fn digest(&self) -> Digest {
+        self.code.digest()
     }
 }
 
@@ -91,7 +99,15 @@ impl OpenModel {
             "model `{name}` of the data folder is damaged: its digest is {found}, expected {expected}; import it again"
         );
         let (config, text) = (Arc::new(model.config), model.text.map(Arc::new));
-        Ok(Self { name: name.clone(), config, digest: found, text, tensors: model.tensors })
+        let text_files = TextFiles::read(&dir).map(Arc::new).with_context(|| format!("model `{name}` of the data folder is damaged"))?;
+        Ok(Self { name: name.clone(), config, digest: found, text, text_files, tensors: model.tensors })
+    }
+}
+
+impl Job {
+    /// Bytes of its data sets, whole, as they are in the store.
+    pub(crate) fn dataset_bytes(&self) -> u64 {
+        std::iter::once(&self.train).chain(&self.held_out).map(|rows| rows.whole_bytes()).sum()
     }
 }
 
@@ -99,7 +115,9 @@ impl OpenModel {
 pub(crate) struct Opener<'a> {
     store: &'a Store,
     paths: Paths,
-    sandbox: &'a Sandbox,
+    workshop: &'a Workshop,
+    /// Of every job.
+    limits: Limits,
     components: BTreeMap<PathBuf, Arc<JobComponent>>,
     models: BTreeMap<Name, Arc<OpenModel>>,
     data: Vec<((Name, HeldOutArgs), Parts)>,
@@ -109,8 +127,8 @@ pub(crate) struct Opener<'a> {
 pub(crate) type Parts = (Arc<Rows>, Option<Arc<Rows>>);
 
 impl<'a> Opener<'a> {
-    pub(crate) fn new(store: &'a Store, paths: Paths, sandbox: &'a Sandbox) -> Self {
-        Self { store, paths, sandbox, components: BTreeMap::new(), models: BTreeMap::new(), data: Vec::new() }
+    pub(crate) fn new(store: &'a Store, paths: Paths, workshop: &'a Workshop, limits: Limits) -> Self {
+        Self { store, paths, workshop, limits, components: BTreeMap::new(), models: BTreeMap::new(), data: Vec::new() }
     }
 
     /// Opens all that one job needs.
@@ -125,16 +143,16 @@ impl<'a> Opener<'a> {
         let adapters = self.init_adapter(&mut parameters, &model)?;
         let base = model.name.to_string();
         let Asked { name, varied, seed, cohort, .. } = asked;
-        Ok(Job { name, varied, component, model, base, train, held_out, parameters, adapters, seed, limits: Limits::DEFAULT, cohort })
+        Ok(Job { name, varied, component, model, base, train, held_out, parameters, adapters, seed, limits: self.limits, cohort })
     }
 
     fn component(&mut self, path: &Path) -> anyhow::Result<Arc<JobComponent>> {
         if let Some(component) = self.components.get(path) {
             return Ok(component.clone());
         }
-        let bytes = self.paths.read(path, Limits::DEFAULT.component_bytes)?;
+        let bytes = self.paths.read(path, self.limits.component_bytes)?;
         let name = escape(&path.file_name().unwrap_or_default().to_string_lossy());
-        let component = Arc::new(JobComponent::new(self.sandbox, bytes, name, &shown(path))?);
+        let component = Arc::new(JobComponent::new(self.workshop, bytes, name, &shown(path))?);
         self.components.insert(path.to_owned(), component.clone());
         Ok(component)
     }

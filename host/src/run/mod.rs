@@ -14,12 +14,13 @@ mod neighbours;
 mod output;
 mod progress;
 pub(crate) mod record;
-mod recorder;
+pub(crate) mod recorder;
 pub(crate) mod rows;
-mod services;
+pub(crate) mod services;
 mod sharing;
 mod stop;
 mod summary;
+pub(crate) mod tokens;
 mod told;
 
 use std::io::Write;
@@ -29,8 +30,9 @@ use std::time::Instant;
 use nodus_sandbox::{Sandbox, SandboxOptions};
 
 use crate::books::Books;
-use crate::cli::{Lane, RunArgs};
+use crate::cli::{Lane, LimitSetting, RunArgs};
 use crate::error::Ending;
+use crate::guest::{Terms, Workshop};
 use crate::paths::Paths;
 use crate::store::{Store, write_synced};
 
@@ -50,8 +52,11 @@ use summary::Machine;
 pub fn run(store: &Store, paths: Paths, args: &RunArgs, is_terminal: bool, out: &mut dyn Write) -> anyhow::Result<Ending> {
     Output::refuse_taken(paths, &args.out)?;
     let asked = asked::asked(paths, args)?;
-    let sandbox = Arc::new(Sandbox::new(SandboxOptions::default())?);
-    let mut opener = Opener::new(store, paths, &sandbox);
+    let limits = LimitSetting::all(&args.limits)?;
+    let sandbox = Arc::new(Sandbox::new(SandboxOptions { upload: limits })?);
+    let terms = Terms::from(args.sandbox);
+    let workshop = Workshop::open(store, &sandbox, terms)?;
+    let mut opener = Opener::new(store, paths, &workshop, limits);
     let jobs = asked.into_iter().map(|asked| opener.open(asked).map(Arc::new)).collect::<anyhow::Result<Vec<_>>>()?;
     let at_once = match args.lane {
         Lane::Solo => 1,
@@ -65,7 +70,7 @@ pub fn run(store: &Store, paths: Paths, args: &RunArgs, is_terminal: bool, out: 
     let began = Instant::now();
     let display = Display::new(is_terminal, posts.len());
     let rig = Rig { args: args.device, buffer_bytes_max: admission.buffer_bytes_max };
-    let crew = Crew::start(sandbox, display, at_once, rig)?;
+    let crew = Crew::start(sandbox, terms, display, at_once, rig)?;
     let (fared, sharing) = crew.run(&posts, args.lane, at_once, rig);
     let wall_seconds = began.elapsed().as_secs_f64();
     drop(admission);
