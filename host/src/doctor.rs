@@ -10,6 +10,7 @@ use nodus_kernels::Device as _;
 use nodus_kernels::cpu::CpuDevice;
 use nodus_sandbox::{Sandbox, SandboxOptions};
 
+use crate::guest;
 use crate::machine;
 use crate::paths::{Paths, shown};
 use crate::store::Store;
@@ -26,6 +27,7 @@ pub(crate) fn report(paths: Paths, data_dir: &Path, out: &mut dyn Write) -> anyh
         ("threads", std::thread::available_parallelism().map_or_else(|error| format!("not known: {error}"), |n| n.to_string())),
         ("memory", memory(paths)),
         ("sandbox", sandbox()),
+        ("guests", guest::probe::report()),
     ];
     let write = || -> io::Result<()> {
         for (name, value) in lines {

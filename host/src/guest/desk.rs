@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream as StdStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, bail};
 use nodus_protocol::frame::{FrameReader, FrameWriter};
@@ -72,7 +72,8 @@ async fn work(guests: &Runtime, sandbox: Arc<Sandbox>, engine: StdStream, parent
     });
     parent.tell(ToParent::Ready(missing));
     let mut reader = FrameReader::new(BufReader::new(reader), u64::from(u32::MAX));
-    let mut desk = Desk { guests, sandbox, engine, parent, shelf: Arc::default(), components: BTreeMap::new(), running: BTreeMap::new() };
+    let mut desk =
+        Desk { guests, sandbox, engine, parent, shelf: Arc::default(), components: BTreeMap::new(), running: Running::default() };
     while let Some(words) = reader.next().await? {
         desk.hear(words)?;
     }
@@ -86,7 +87,17 @@ struct Desk<'a> {
     parent: Parent,
     shelf: Arc<Shelf>,
     components: BTreeMap<Digest, ValidComponent>,
-    running: BTreeMap<JobSlot, (StopFlag, AbortHandle)>,
+    running: Running,
+}
+
+/// The jobs that run. What is left of one that ended is nothing: a handle would keep all of its task's memory.
+#[derive(Clone, Default)]
+struct Running(Arc<Mutex<BTreeMap<JobSlot, (StopFlag, AbortHandle)>>>);
+
+impl Running {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<JobSlot, (StopFlag, AbortHandle)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Desk<'_> {
@@ -95,8 +106,8 @@ impl Desk<'_> {
             ToGuest::Component(code) => self.load(&code)?,
             ToGuest::Run(job, brief) => self.run(job, *brief)?,
             // A job that has ended hears nothing any more.
-            ToGuest::Stop(job) => self.running.get(&job).into_iter().for_each(|(stop, _)| stop.request()),
-            ToGuest::Cancel(job) => self.running.remove(&job).into_iter().for_each(|(_, task)| task.abort()),
+            ToGuest::Stop(job) => self.running.lock().get(&job).into_iter().for_each(|(stop, _)| stop.request()),
+            ToGuest::Cancel(job) => self.running.lock().remove(&job).into_iter().for_each(|(_, task)| task.abort()),
             ToGuest::Answer(ask, answer) => self.parent.answered(ask, answer),
             ToGuest::Ping => self.parent.tell(ToParent::Pong),
         }
@@ -118,9 +129,12 @@ impl Desk<'_> {
         let remote = Remote { job, parent: self.parent.clone(), engine: self.engine.clone(), shelf: self.shelf.clone() };
         let (sandbox, parent) = (self.sandbox.clone(), self.parent.clone());
         let task = self.guests.spawn(async move { component.run(&sandbox, spec, Box::new(remote)).await });
-        self.running.insert(job, (stop, task.abort_handle()));
+        self.running.lock().insert(job, (stop, task.abort_handle()));
+        let running = self.running.clone();
         self.guests.spawn(async move {
-            let end = match task.await {
+            let ended = task.await;
+            running.lock().remove(&job);
+            let end = match ended {
                 Ok(end) => end,
                 Err(error) if error.is_cancelled() => return,
                 Err(_) => panicked(),

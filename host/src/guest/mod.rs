@@ -7,6 +7,7 @@ mod broker;
 mod compile;
 mod desk;
 mod lockdown;
+pub(crate) mod probe;
 mod process;
 mod remote;
 mod runs;
