@@ -16,7 +16,7 @@ use crate::paths::{Paths, shown};
 use crate::random::Recipe;
 use crate::store::Store;
 use crate::text::bytes;
-use crate::{audit, doctor, import, run};
+use crate::{audit, doctor, guest, import, run};
 
 /// What `main` knows of where the program runs.
 #[derive(Clone)]
@@ -36,6 +36,12 @@ pub struct Surroundings {
 /// # Errors
 /// See [`crate::error`]: the user's, or ours.
 pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyhow::Result<Ending> {
+    // Processes that this program starts itself: they have no data folder, and no environment to look for one in.
+    match &cli.mode {
+        Mode::Guest(args) => return guest::serve_guests(args).map(|()| Ending::Done),
+        Mode::Compile(args) => return guest::serve_compile(args, out).map(|()| Ending::Done),
+        _ => {}
+    }
     let Some(data_dir) = cli.data_dir.as_ref().or(surroundings.data_dir.as_ref()) else {
         return Err(user("there is no place for data: give --data-dir, or set NODUS_DATA_DIR or HOME"));
     };
@@ -76,7 +82,7 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
         Mode::Run(args) => return run::run(&store, surroundings, args, out),
         Mode::Audit(AuditMode::Replay(args)) => return audit::replay(&store, surroundings, args, out),
         Mode::Audit(AuditMode::Ledger(args)) => return audit::ledger(&store, args, out),
-        Mode::Audit(AuditMode::Verify(_)) | Mode::Doctor => Vec::new(),
+        Mode::Audit(AuditMode::Verify(_)) | Mode::Doctor | Mode::Guest(_) | Mode::Compile(_) => Vec::new(),
     };
     for line in said {
         writeln!(out, "{line}").context("writing to standard output")?;

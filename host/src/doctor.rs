@@ -13,6 +13,7 @@ use nodus_sandbox::{Sandbox, SandboxOptions};
 
 use crate::app::Surroundings;
 use crate::cuda::{self, KernelCache};
+use crate::guest;
 use crate::machine;
 use crate::paths::{Paths, shown};
 use crate::store::{KERNELS, Store};
@@ -34,6 +35,7 @@ pub(crate) fn report(surroundings: &Surroundings, data_dir: &Path, out: &mut dyn
         ("threads", std::thread::available_parallelism().map_or_else(|error| format!("not known: {error}"), |n| n.to_string())),
         ("memory", memory(paths)),
         ("sandbox", sandbox()),
+        ("guests", guest::probe::report()),
     ];
     let write = || -> io::Result<()> {
         for (name, value) in lines {

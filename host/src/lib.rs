@@ -9,6 +9,7 @@ pub mod cli;
 pub mod cuda;
 mod doctor;
 pub mod error;
+mod guest;
 mod import;
 pub mod limits;
 mod machine;

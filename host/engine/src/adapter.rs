@@ -115,7 +115,7 @@ impl<D: Device> Adapter<D> {
         })
     }
 
-    /// Puts weights that [`check_weights`] has passed in place of the fresh ones.
+    /// Puts weights that `AdapterWeights::validate` has passed in place of the fresh ones.
     pub(crate) fn fill(&mut self, device: &mut D, weights: &AdapterWeights) -> Result<(), DeviceError> {
         for (module, (_, _, site)) in weights.modules.iter().zip(self.sites.iter()) {
             device.upload(&module.a, &mut self.params, site.a)?;
@@ -169,43 +169,6 @@ impl<D: Device> Adapter<D> {
         let error = EngineError::new(ErrorKind::NonFinite, format!("evaluation after step {}: {what}", self.steps));
         self.poison.insert(error).clone()
     }
-}
-
-/// Checks weights made elsewhere against their own configuration and the trunk.
-///
-/// # Errors
-/// `invalid-argument` that names the module, what it has and what was expected.
-pub(crate) fn check_weights(weights: &AdapterWeights, model: &ModelConfig) -> Result<(), EngineError> {
-    weights.config.validate(model)?;
-    let expected: Vec<_> = weights.config.modules(model).collect();
-    if weights.modules.len() != expected.len() {
-        return Err(EngineError::invalid(format!(
-            "the adapter has weights for {} modules, its configuration names {}",
-            weights.modules.len(),
-            expected.len()
-        )));
-    }
-    for (found, (layer, module)) in weights.modules.iter().zip(expected) {
-        let name = format!("layers.{layer}.{}", module.path());
-        let refuse = |text: String| Err(EngineError::invalid(format!("{name}: {text}")));
-        if (found.layer, found.module) != (layer, module) {
-            return refuse(format!("expected here, found layers.{}.{}", found.layer, found.module.path()));
-        }
-        let rank = weights.config.rank_of(layer, module) as usize;
-        if found.rank != rank {
-            return refuse(format!("rank is {}, its configuration says {rank}", found.rank));
-        }
-        let (inputs, outputs) = (model.module_in(module), model.module_out(module));
-        for (part, values, rows, columns) in [("A", &found.a, rank, inputs), ("B", &found.b, outputs, rank)] {
-            if values.len() != rows * columns {
-                return refuse(format!("{part} has {} numbers, expected {rows} x {columns}", values.len()));
-            }
-            if let Some(value) = values.iter().find(|value| !value.is_finite()) {
-                return refuse(format!("{part} holds {value}, expected finite numbers"));
-            }
-        }
-    }
-    Ok(())
 }
 
 /// A's start, uniform in +-1/sqrt(in): number i of the matrix is word i % 4 of counter i / 4.

@@ -11,7 +11,7 @@ use nodus_kernels::{DType, Device, HostTensor};
 use nodus_protocol::{AdapterSlot, AdapterWeights, Command, EngineError, ErrorKind, JobSlot, LoraConfig, ModelConfig, Reply, TrunkSlot};
 
 use crate::TrunkError;
-use crate::adapter::{Adapter, Sites, check_weights};
+use crate::adapter::{Adapter, Sites};
 use crate::cache::TrunkCache;
 use crate::counters::{Counters, Counts};
 use crate::error::to_job;
@@ -263,7 +263,7 @@ impl<D: Device> Engine<D> {
                 Ok(self.install(*slot, adapter))
             }
             Command::LoadAdapter { slot, trunk, weights, seed, cohort } => {
-                check_weights(weights, &self.trunk(*trunk)?.config)?;
+                weights.validate(&self.trunk(*trunk)?.config)?;
                 let mut adapter = self.create(*slot, *trunk, &weights.config, *seed, *cohort)?;
                 adapter.fill(&mut self.device, weights).map_err(|error| to_job(&error))?;
                 Ok(self.install(*slot, adapter))

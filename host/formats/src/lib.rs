@@ -20,4 +20,4 @@ mod text;
 pub use error::{FormatError, Place};
 pub use files::{CONFIG_BYTES_MAX, TOKENIZER_BYTES_MAX};
 pub use hf::Model;
-pub use text::{TextError, TextModel};
+pub use text::{TextError, TextFiles, TextModel};

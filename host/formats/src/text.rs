@@ -7,6 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use cap_std::fs::Dir;
 use nodus_protocol::Digest;
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokenizers::{ModelWrapper, Tokenizer};
@@ -19,6 +21,11 @@ use crate::json::{Object, parse};
 
 const TOKENIZER: &str = "tokenizer.json";
 const SETTINGS: &str = "tokenizer_config.json";
+const SPECIAL_MAP: &str = "special_tokens_map.json";
+const TEMPLATE: &str = "chat_template.jinja";
+const TEMPLATE_JSON: &str = "chat_template.json";
+/// The files beside the tokenizer's.
+const OTHERS: [&str; 4] = [SETTINGS, SPECIAL_MAP, TEMPLATE, TEMPLATE_JSON];
 const SPECIAL: [&str; 4] = ["bos_token", "eos_token", "unk_token", "pad_token"];
 
 /// Why a text could not be tokenised, or a conversation not be rendered. Fit for a guest.
@@ -63,38 +70,77 @@ pub(crate) struct Spans {
     pub(crate) offsets: Vec<(usize, usize)>,
 }
 
+/// The files of a model folder that say something about text, by name; without `tokenizer.json` there are none. To be read where the folder
+/// is, and parsed where a stranger's file harms nobody.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TextFiles(BTreeMap<String, ByteBuf>);
+
+impl TextFiles {
+    /// Reads them: `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and `chat_template.jinja` or `chat_template.json`.
+    ///
+    /// # Errors
+    /// A file that is unreadable or too long, named.
+    pub fn read(dir: &Dir) -> Result<Self, FormatError> {
+        let mut files = BTreeMap::new();
+        for (name, bytes_max) in [(TOKENIZER, TOKENIZER_BYTES_MAX)].into_iter().chain(OTHERS.map(|name| (name, CONFIG_BYTES_MAX))) {
+            if let Some(bytes) = read_optional(dir, name, bytes_max)? {
+                files.insert(name.to_owned(), ByteBuf::from(bytes));
+            }
+            if files.is_empty() {
+                break;
+            }
+        }
+        Ok(Self(files))
+    }
+
+    /// Whether there is no tokenizer.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn get(&self, name: &str) -> Option<&[u8]> {
+        self.0.get(name).map(|bytes| bytes.as_slice())
+    }
+
+    fn object(&self, name: &str) -> Result<serde_json::Map<String, Value>, FormatError> {
+        self.get(name).map_or_else(|| Ok(serde_json::Map::new()), |bytes| parse(name, bytes))
+    }
+}
+
 impl TextModel {
-    /// Opens what a model folder says about text: `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and
-    /// `chat_template.jinja` or `chat_template.json`. None where there is no `tokenizer.json`.
+    /// [`Self::from_files`] of a model folder.
     ///
     /// # Errors
     /// A file that is unreadable or malformed, named.
     pub fn open(dir: &Dir) -> Result<Option<Self>, FormatError> {
-        let Some(tokenizer) = read_optional(dir, TOKENIZER, TOKENIZER_BYTES_MAX)? else { return Ok(None) };
-        let object = |name: &'static str| -> Result<_, FormatError> {
-            Ok(match read_optional(dir, name, CONFIG_BYTES_MAX)? {
-                Some(bytes) => parse(name, &bytes)?,
-                None => serde_json::Map::new(),
-            })
-        };
-        let settings = object(SETTINGS)?;
+        Self::from_files(&TextFiles::read(dir)?)
+    }
+
+    /// What a model's files say about text. None where there is no `tokenizer.json`.
+    ///
+    /// # Errors
+    /// A file that is malformed, named.
+    pub fn from_files(files: &TextFiles) -> Result<Option<Self>, FormatError> {
+        let Some(tokenizer) = files.get(TOKENIZER) else { return Ok(None) };
+        let settings = files.object(SETTINGS)?;
         let settings = Object::new(SETTINGS, &settings);
-        let map = object("special_tokens_map.json")?;
-        let tokens = special_tokens(settings, Object::new("special_tokens_map.json", &map))?;
-        let template =
-            match read_optional(dir, "chat_template.jinja", CONFIG_BYTES_MAX)? {
-                Some(bytes) => Some(String::from_utf8(bytes).map_err(|_| {
-                    FormatError::invalid("chat_template.jinja", Place::File, "bytes that are not UTF-8", "a Jinja template")
-                })?),
-                None => {
-                    let file = object("chat_template.json")?;
-                    match template_of(Object::new("chat_template.json", &file))? {
-                        None => template_of(settings)?,
-                        some => some,
-                    }
+        let map = files.object(SPECIAL_MAP)?;
+        let tokens = special_tokens(settings, Object::new(SPECIAL_MAP, &map))?;
+        let template = match files.get(TEMPLATE) {
+            Some(bytes) => Some(
+                String::from_utf8(bytes.to_vec())
+                    .map_err(|_| FormatError::invalid(TEMPLATE, Place::File, "bytes that are not UTF-8", "a Jinja template"))?,
+            ),
+            None => {
+                let file = files.object(TEMPLATE_JSON)?;
+                match template_of(Object::new(TEMPLATE_JSON, &file))? {
+                    None => template_of(settings)?,
+                    some => some,
                 }
-            };
-        Self::from_parts(&tokenizer, settings.bool("add_bos_token")?, tokens, template).map(Some)
+            }
+        };
+        Self::from_parts(tokenizer, settings.bool("add_bos_token")?, tokens, template).map(Some)
     }
 
     /// Puts the parts together: the bytes of `tokenizer.json`, whether the settings say that texts begin with the beginning

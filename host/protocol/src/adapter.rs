@@ -181,3 +181,42 @@ pub struct AdapterWeights {
     /// Its weights.
     pub modules: Vec<ModuleWeights>,
 }
+
+impl AdapterWeights {
+    /// Checks weights made elsewhere against their own configuration and the trunk.
+    ///
+    /// # Errors
+    /// `invalid-argument` that names the module, what it has and what was expected.
+    pub fn validate(&self, model: &ModelConfig) -> Result<(), EngineError> {
+        self.config.validate(model)?;
+        let expected: Vec<_> = self.config.modules(model).collect();
+        if self.modules.len() != expected.len() {
+            return Err(EngineError::invalid(format!(
+                "the adapter has weights for {} modules, its configuration names {}",
+                self.modules.len(),
+                expected.len()
+            )));
+        }
+        for (found, (layer, module)) in self.modules.iter().zip(expected) {
+            let name = format!("layers.{layer}.{}", module.path());
+            let refuse = |text: String| Err(EngineError::invalid(format!("{name}: {text}")));
+            if (found.layer, found.module) != (layer, module) {
+                return refuse(format!("expected here, found layers.{}.{}", found.layer, found.module.path()));
+            }
+            let rank = self.config.rank_of(layer, module) as usize;
+            if found.rank != rank {
+                return refuse(format!("rank is {}, its configuration says {rank}", found.rank));
+            }
+            let (inputs, outputs) = (model.module_in(module), model.module_out(module));
+            for (part, values, rows, columns) in [("A", &found.a, rank, inputs), ("B", &found.b, outputs, rank)] {
+                if values.len() != rows * columns {
+                    return refuse(format!("{part} has {} numbers, expected {rows} x {columns}", values.len()));
+                }
+                if let Some(value) = values.iter().find(|value| !value.is_finite()) {
+                    return refuse(format!("{part} holds {value}, expected finite numbers"));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -18,19 +18,36 @@ pub struct Request {
     pub command: Command,
     /// When it was sent: the engine's linger counts from here.
     pub sent: Instant,
-    reply: oneshot::Sender<Result<Reply, EngineError>>,
+    reply: Answer,
+}
+
+/// The address of one answer.
+#[derive(Debug)]
+pub struct Answer(oneshot::Sender<Result<Reply, EngineError>>);
+
+impl Answer {
+    /// Answers. The asker may be gone; then the answer is dropped.
+    pub fn give(self, reply: Result<Reply, EngineError>) {
+        drop(self.0.send(reply));
+    }
 }
 
 impl Request {
+    /// The command, and where its answer goes: for who passes it on.
+    #[must_use]
+    pub fn into_parts(self) -> (Command, Answer) {
+        (self.command, self.reply)
+    }
+
     /// Answers. The asker may be gone; then the answer is dropped.
     pub fn answer(self, reply: Result<Reply, EngineError>) {
-        drop(self.reply.send(reply));
+        self.reply.give(reply);
     }
 
     /// Whether the asker still waits.
     #[must_use]
     pub fn is_abandoned(&self) -> bool {
-        self.reply.is_closed()
+        self.reply.0.is_closed()
     }
 }
 
@@ -57,7 +74,7 @@ impl Client {
     /// `DeviceLost` when the engine is gone.
     pub async fn send(&self, command: Command) -> Result<Pending, EngineError> {
         let (reply, answer) = oneshot::channel();
-        let request = Request { command, sent: Instant::now(), reply };
+        let request = Request { command, sent: Instant::now(), reply: Answer(reply) };
         self.requests.send(request).await.map_err(|_| EngineError::gone())?;
         Ok(Pending(answer))
     }
@@ -80,7 +97,7 @@ impl Client {
     /// waited for on a thread of the runtime.
     pub fn send_detached(&self, command: Command) {
         let (reply, _) = oneshot::channel();
-        let request = Request { command, sent: Instant::now(), reply };
+        let request = Request { command, sent: Instant::now(), reply: Answer(reply) };
         if let Err(mpsc::error::TrySendError::Full(request)) = self.requests.try_send(request) {
             let requests = self.requests.clone();
             std::thread::spawn(move || drop(requests.blocking_send(request)));

@@ -9,12 +9,14 @@ mod client;
 mod command;
 mod digest;
 mod error;
+pub mod frame;
 mod model;
 mod optimiser;
+pub mod wire;
 
 pub use adapter::{AdapterWeights, LayerSelection, LoraConfig, ModuleOverride, ModuleWeights};
 pub use batch::{Batch, Sequence};
-pub use client::{Client, Inbox, Pending, Request, channel};
+pub use client::{Answer, Client, Inbox, Pending, Request, channel};
 pub use command::{AdapterSlot, Command, JobSlot, LossSums, Reply, SequenceLoss, StepReport, TrunkSlot};
 pub use digest::{Digest, DigestParseError};
 pub use error::{EngineError, ErrorKind};

@@ -10,8 +10,9 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use tokio::runtime::Runtime;
 
 /// Runs a guest's behaviour so many times within one run, and says how long the run took.
-fn run(runtime: &Runtime, behaviour: &str, times: u64) -> Duration {
+fn run(runtime: &Runtime, behaviour: &str, times: u64, is_apart: bool) -> Duration {
     let job = support::Job::new(&format!("{behaviour} {times}"));
+    let job = if is_apart { job.over_a_socket() } else { job };
     let ran = runtime.block_on(job.run());
     ran.completed();
     ran.end.usage.wall_time
@@ -21,10 +22,13 @@ fn calls(criterion: &mut Criterion) {
     let Ok(runtime) = Runtime::new() else { return };
     support::guest();
     criterion.bench_function("a call that the sandbox answers itself", |bencher| {
-        bencher.iter_custom(|times| run(&runtime, "calls", times));
+        bencher.iter_custom(|times| run(&runtime, "calls", times, false));
     });
     criterion.bench_function("a round trip to an engine thread (evaluate and wait)", |bencher| {
-        bencher.iter_custom(|times| run(&runtime, "round-trips", times));
+        bencher.iter_custom(|times| run(&runtime, "round-trips", times, false));
+    });
+    criterion.bench_function("the same with the engine behind a socket", |bencher| {
+        bencher.iter_custom(|times| run(&runtime, "round-trips", times, true));
     });
     criterion.bench_function("start and end of a known component", |bencher| {
         bencher.iter_custom(|times| {

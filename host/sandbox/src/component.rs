@@ -1,15 +1,17 @@
 //! From a stranger's bytes to a component that may run.
 //!
-//! Nothing downstream checks again: a [`ValidComponent`] has one constructor, and it is here.
+//! Nothing downstream checks again: a [`ValidComponent`] is made here, of bytes that are checked or of what was made of such.
 
 use nodus_protocol::Digest;
 use wasmtime::Engine;
 use wasmtime::component::types::{ComponentFunc, ComponentItem};
 use wasmtime::component::{Component, Type};
 
+use crate::anatomy;
 use crate::bindings::TrainingJobPre;
 use crate::failure::shorten;
 use crate::limits::Limits;
+use crate::precompiled::Precompiled;
 use crate::refusal::ComponentRefusal as Refusal;
 use crate::sandbox::Sandbox;
 use crate::state::State;
@@ -23,14 +25,15 @@ pub struct ValidComponent {
 
 impl ValidComponent {
     pub(crate) fn new(sandbox: &Sandbox, bytes: &[u8], limits: &Limits) -> Result<Self, Refusal> {
-        check_form(bytes, limits)?;
-        let component = Component::from_binary(&sandbox.engine, bytes).map_err(|error| Refusal::Invalid { reason: reason(&error) })?;
-        check_imports(&component, &sandbox.engine)?;
-        check_run(&component, &sandbox.engine)?;
-        check_needs(&component, limits)?;
-        let pre = sandbox.linker.instantiate_pre(&component).map_err(|error| Refusal::WrongImport { reason: reason(&error) })?;
-        let pre = TrainingJobPre::new(pre).map_err(|error| Refusal::WrongRun { found: reason(&error) })?;
+        let (pre, _) = compile(sandbox, bytes, limits)?;
         Ok(Self { digest: Digest::of(bytes), pre })
+    }
+
+    /// What this host compiled and checked before.
+    pub(crate) fn load(sandbox: &Sandbox, precompiled: &Precompiled) -> wasmtime::Result<Self> {
+        let component = precompiled.component(&sandbox.engine)?;
+        let pre = TrainingJobPre::new(sandbox.linker.instantiate_pre(&component)?)?;
+        Ok(Self { digest: precompiled.digest(), pre })
     }
 
     /// Digest of the bytes that were uploaded.
@@ -48,6 +51,19 @@ impl std::fmt::Debug for ValidComponent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ValidComponent").field("digest", &self.digest).finish_non_exhaustive()
     }
+}
+
+/// Everything that makes bytes a training job, the cheap checks first.
+pub(crate) fn compile(sandbox: &Sandbox, bytes: &[u8], limits: &Limits) -> Result<(TrainingJobPre<State>, Component), Refusal> {
+    check_form(bytes, limits)?;
+    anatomy::check(bytes, limits)?;
+    let component = Component::from_binary(&sandbox.engine, bytes).map_err(|error| Refusal::Invalid { reason: reason(&error) })?;
+    check_imports(&component, &sandbox.engine)?;
+    check_run(&component, &sandbox.engine)?;
+    check_needs(&component, limits)?;
+    let pre = sandbox.linker.instantiate_pre(&component).map_err(|error| Refusal::WrongImport { reason: reason(&error) })?;
+    let pre = TrainingJobPre::new(pre).map_err(|error| Refusal::WrongRun { found: reason(&error) })?;
+    Ok((pre, component))
 }
 
 /// The chain of what wasmtime says, in one line.

@@ -3,14 +3,15 @@
 //! Texts here are shown to the job's owner: no path of the host, no address. [`Failure::Internal`] alone is ours, and its chain
 //! is for the operator's log only.
 
+use serde::{Deserialize, Serialize};
 use wasmtime::component::ResourceTableError;
 use wasmtime::{Trap, WasmBacktrace};
 use wasmtime_wasi::I32Exit;
 
-use crate::limits::{Limits, MESSAGE_BYTES_MAX};
+use crate::limits::{LimitName, Limits, MESSAGE_BYTES_MAX};
 
 /// Why a job failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, Serialize, Deserialize)]
 pub enum Failure {
     /// The guest answered an error.
     #[error("{0}")]
@@ -42,7 +43,8 @@ pub enum Failure {
     #[error("over the limit {limit}: the component used {allowed} ms of CPU time")]
     CpuTime {
         /// `cpu-ms` or `cpu-stretch-ms`.
-        limit: &'static str,
+        #[serde(with = "crate::limits::name")]
+        limit: LimitName,
         /// Its value.
         allowed: u64,
     },
@@ -94,9 +96,32 @@ pub enum Failure {
         /// The limit.
         allowed: u64,
     },
+    /// The process that the guest ran in ended, or was ended: what else ran in it was its tenant's too.
+    #[error("the job's process {how}")]
+    Process {
+        /// For example `was killed by signal 9 (SIGKILL)`.
+        how: String,
+    },
     /// A defect of the host, not of the job.
     #[error("internal error of the host")]
-    Internal(#[source] anyhow::Error),
+    Internal(
+        #[source]
+        #[serde(with = "chain")]
+        anyhow::Error,
+    ),
+}
+
+/// Our own errors as texts, for the way between processes.
+mod chain {
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(error: &anyhow::Error, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&format!("{error:#}"))
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<anyhow::Error, D::Error> {
+        String::deserialize(from).map(anyhow::Error::msg)
+    }
 }
 
 /// What a host function ends a job with. It travels through wasmtime as an error and is found again by its type.
@@ -146,6 +171,7 @@ impl Failure {
             Self::Instances { .. } => "instances",
             Self::RandomBytes { .. } => "random-bytes",
             Self::ParameterBytes { .. } => "parameter-bytes",
+            Self::Process { .. } => "guest-process",
             Self::Internal(_) => "internal",
         }
     }

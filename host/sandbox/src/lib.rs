@@ -3,6 +3,7 @@
 //! Knows no kernel, no file and no network: what a guest can reach comes through [`services`], and the engine through a client.
 
 mod adapters;
+mod anatomy;
 mod bindings;
 mod charge;
 mod clock;
@@ -12,6 +13,7 @@ pub mod limits;
 mod log;
 mod memory;
 mod meter;
+mod precompiled;
 mod random;
 mod refusal;
 mod run;
@@ -26,6 +28,7 @@ mod wit;
 pub use component::ValidComponent;
 pub use failure::Failure;
 pub use limits::{EVALUATION_ROW_ALIGN, EVALUATION_ROWS_MAX, Limits};
+pub use precompiled::{Precompiled, SealKey};
 pub use refusal::ComponentRefusal;
 pub use run::{JobEnd, JobSpec, Outcome, StopFlag, Usage};
 pub use sandbox::{Sandbox, SandboxError, SandboxOptions};

@@ -2,7 +2,7 @@
 //!
 //! A limit is the job's own: it never changes with what other jobs do, so no neighbour can be seen through it.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Declares the fields, their names as the guest sees them, and their defaults, so that the three cannot drift apart.
 macro_rules! limits {
@@ -40,6 +40,16 @@ macro_rules! limits {
 limits! {
     /// Size of the component. Refuses the upload: compiling costs time and memory in proportion.
     component_bytes, "component-bytes", 64 << 20;
+    /// Imports of the component and of all modules in it. Refuses the upload, before it is compiled.
+    component_imports, "component-imports", 20_000;
+    /// Types of the component and of all modules in it. Refuses the upload, before it is compiled: checking them costs more than their size.
+    component_types, "component-types", 100_000;
+    /// Functions of all modules in the component. Refuses the upload, before it is compiled.
+    component_functions, "component-functions", 200_000;
+    /// Time for compiling the component, and CPU time of the process that does. Refuses the upload.
+    compile_ms, "compile-ms", 120_000;
+    /// Addresses that the process that compiles may use. Refuses the upload.
+    compile_memory_bytes, "compile-memory-bytes", 4 << 30;
     /// Size of the parameters. Refuses the job: they are kept in its receipt.
     parameter_bytes, "parameter-bytes", 256 << 10;
     /// All linear memories together. Growing beyond it fails as WebAssembly says (-1), so that a guest that can do with less goes on.
@@ -62,7 +72,10 @@ limits! {
     random_bytes, "random-bytes", 1 << 20;
     /// All log lines and output together. Drops what is beyond and counts it: a log must not end a job.
     log_bytes, "log-bytes", 4 << 20;
-    /// Reported metrics. Drops what is beyond and counts it.
+    /// All log lines and lines of output. Drops what is beyond and counts it: a log must not end a job.
+    log_lines, "log-lines", 100_000;
+    /// Reported metrics. Drops what is beyond and counts it. A number and no rate: what a rate drops would depend on the machine's speed, and
+    /// equal jobs would leave unequal files.
     metrics, "metrics", 1_000_000;
     /// Progress reports. Drops what is beyond and counts it.
     progress_reports, "progress-reports", 1_000_000;
@@ -74,6 +87,8 @@ limits! {
     wall_ms, "wall-ms", 24 * 3_600_000;
     /// Rows of one batch to train on; an evaluation is split into pieces of at most this. Refuses the call.
     batch_tokens, "batch-tokens", 32_768;
+    /// Rows of one sequence. Refuses the call; a data set opened without a maximum length is cut at it.
+    sequence_tokens, "sequence-tokens", 32_768;
     /// Sequences of one batch. Refuses the call.
     batch_sequences, "batch-sequences", 65_536;
     /// What all batches alive hold of the host's memory. Refuses the call.
@@ -108,6 +123,26 @@ impl Default for Limits {
 pub const EVALUATION_ROWS_MAX: u64 = 2048;
 /// See [`EVALUATION_ROWS_MAX`].
 pub const EVALUATION_ROW_ALIGN: u64 = 128;
+/// A limit's name. Not written out as `&'static str` where values are read back, since serde would want to borrow it.
+pub type LimitName = &'static str;
+
+/// A limit's name in values that travel between processes: read back, it is one of the names that there are.
+pub(crate) mod name {
+    use serde::de::Error as _;
+
+    use super::{Deserialize, Deserializer, LimitName, Limits, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(name: &LimitName, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(name)
+    }
+
+    pub(crate) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<LimitName, D::Error> {
+        let text = String::deserialize(from)?;
+        let known = Limits::DEFAULT.entries().into_iter().find(|(name, _)| *name == text);
+        known.map(|(name, _)| name).ok_or_else(|| D::Error::custom("no limit of this name"))
+    }
+}
+
 /// Longest line of a log; a longer one is broken into several.
 pub const LOG_LINE_BYTES_MAX: usize = 16 << 10;
 /// Longest name of a metric; a longer one is cut.
@@ -120,6 +155,8 @@ pub const MESSAGE_BYTES_MAX: usize = 8 << 10;
 pub const WASM_STACK_BYTES: usize = 512 << 10;
 /// Stack on which guest code and host functions run, per job: what the guest leaves over is the host's.
 pub const ASYNC_STACK_BYTES: usize = 2 << 20;
+/// How long a guest process may say nothing. Ends it, and the jobs in it: it hangs.
+pub const GUEST_SILENCE_MS_MAX: u64 = 60_000;
 /// How often running guest code is looked at.
 pub const TICK_MS: u64 = 10;
 
@@ -132,6 +169,9 @@ const _: () = {
     assert!(limits.batch_sequences * 8 <= limits.batch_bytes, "a full batch of a data set can be held");
     assert!(limits.cpu_stretch_ms <= limits.cpu_ms && limits.cpu_ms <= limits.wall_ms, "the narrower limit ends the job first");
     assert!(limits.cpu_stretch_ms >= 10 * TICK_MS, "a limit of a few ticks would be a lottery");
+    assert!(limits.sequence_tokens <= limits.batch_tokens, "every sequence fits a batch");
+    assert!(limits.log_lines <= limits.log_bytes, "a line costs a byte");
+    assert!(GUEST_SILENCE_MS_MAX >= 100 * TICK_MS, "a loaded machine is no hang");
     assert!(limits.adapters < limits.handles, "the limit by name comes before the limit on handles");
     assert!(WASM_STACK_BYTES * 2 <= ASYNC_STACK_BYTES, "host functions need room below the guest's stack");
     assert!(LOG_LINE_BYTES_MAX as u64 <= limits.log_bytes, "one line fits the log");
@@ -150,6 +190,17 @@ mod tests {
         for (name, value) in entries {
             assert_eq!(fields[name].as_u64(), Some(value), "{name}");
         }
+    }
+
+    #[test]
+    fn a_limit_is_set_by_its_name() {
+        let mut limits = Limits::DEFAULT;
+        for (name, value) in Limits::DEFAULT.entries() {
+            assert!(limits.set(name, value + 1), "{name}");
+        }
+        let expected: Vec<_> = Limits::DEFAULT.entries().into_iter().map(|(name, value)| (name, value + 1)).collect();
+        assert_eq!(limits.entries(), expected);
+        assert!(!limits.set("handels", 1));
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub(crate) struct Log(Arc<Mutex<Inner>>);
 struct Inner {
     /// Bytes that may still be kept; a line costs its length and one.
     left: u64,
+    /// Lines that may still be kept.
+    lines_left: u64,
     kept: u64,
     dropped: u64,
     /// Kept and not yet told.
@@ -33,10 +35,19 @@ struct Inner {
 }
 
 impl Log {
-    /// A log that keeps so many bytes.
-    pub(crate) fn new(log_bytes: u64) -> Self {
+    /// A log that keeps so many bytes and lines.
+    pub(crate) fn new(log_bytes: u64, log_lines: u64) -> Self {
         let (lines, out, err) = (Vec::new(), Vec::new(), Vec::new());
-        Self(Arc::new(Mutex::new(Inner { left: log_bytes, kept: 0, dropped: 0, lines, out, err, panic: Panic::default() })))
+        Self(Arc::new(Mutex::new(Inner {
+            left: log_bytes,
+            lines_left: log_lines,
+            kept: 0,
+            dropped: 0,
+            lines,
+            out,
+            err,
+            panic: Panic::default(),
+        })))
     }
 
     /// Adds a line of the guest's own.
@@ -80,13 +91,14 @@ impl Log {
 impl Inner {
     fn keep(&mut self, level: Level, message: String) {
         let cost = message.len() as u64 + 1;
-        if cost > self.left {
+        if cost > self.left || self.lines_left == 0 {
             // Nothing after it is kept either: what is kept is the log's beginning, without holes.
             self.left = 0;
             self.dropped += cost;
             return;
         }
         self.left -= cost;
+        self.lines_left -= 1;
         self.kept += cost;
         self.lines.push((level, message));
     }
@@ -159,7 +171,7 @@ mod tests {
 
     #[test]
     fn lines_are_split_and_levels_follow_the_stream() {
-        let log = Log::new(1000);
+        let log = Log::new(1000, 100);
         log.write(Stream::Out, b"a\nb");
         log.write(Stream::Err, b"e\n");
         log.write(Stream::Out, b"c\n\nlast");
@@ -172,7 +184,7 @@ mod tests {
 
     #[test]
     fn what_is_beyond_the_limit_is_dropped_and_counted() {
-        let log = Log::new(10);
+        let log = Log::new(10, 100);
         for text in ["1234", "12345678", "1"] {
             log.line(Level::Info, text.into());
         }
@@ -181,8 +193,15 @@ mod tests {
     }
 
     #[test]
+    fn empty_lines_count_too() {
+        let log = Log::new(1000, 3);
+        log.write(Stream::Out, &[b'\n'; 10]);
+        assert_eq!((log.take().len(), log.counts()), (3, (3, 7)));
+    }
+
+    #[test]
     fn a_line_without_an_end_is_broken_and_holds_no_more_than_its_maximum() {
-        let log = Log::new(1 << 20);
+        let log = Log::new(1 << 20, 100);
         for _ in 0..3 {
             log.write(Stream::Out, &vec![b'x'; LOG_LINE_BYTES_MAX - 1]);
         }
@@ -193,7 +212,7 @@ mod tests {
 
     #[test]
     fn the_last_panic_is_found_even_when_the_log_is_full() {
-        let log = Log::new(0);
+        let log = Log::new(0, 100);
         assert_eq!(log.panic(), None);
         log.write(Stream::Err, b"\nthread 'main' (1) panicked at src/lib.rs:3:5:\nfirst\n");
         log.write(Stream::Err, b"\nthread 'main' (1) panicked at src/lib.rs:9:1:\nboom\nmore\nnote: run with `RUST_BACKTRACE=1`\n");

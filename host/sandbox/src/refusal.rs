@@ -1,7 +1,11 @@
 //! Why an upload is no training job. The tenant's fault, always, and shown to the tenant.
 
+use serde::{Deserialize, Serialize};
+
+use crate::limits::LimitName;
+
 /// Why a component was refused: what is wrong, and what would be right.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum ComponentRefusal {
     /// Larger than `component-bytes`.
     #[error("the component is {bytes} bytes long, expected at most {allowed} (component-bytes)")]
@@ -32,6 +36,16 @@ pub enum ComponentRefusal {
         /// What wasmtime says, with the offset.
         reason: String,
     },
+    /// The compiler died of it, or was ended.
+    #[error("the component cannot be compiled: the process that compiles it {how} (limits: {ms} ms, {bytes} bytes of memory)")]
+    Compiler {
+        /// For example `was killed by signal 11 (SIGSEGV)`.
+        how: String,
+        /// The limit on time.
+        ms: u64,
+        /// The limit on memory.
+        bytes: u64,
+    },
     /// Imports that no training job has.
     #[error("the component imports what the host does not offer: {}\nexpected only nodus:gpu@0.1 and WASI 0.2 (cli, clocks, filesystem, io, random, sockets)", imports.join(", "))]
     ForeignImports {
@@ -56,11 +70,23 @@ pub enum ComponentRefusal {
     /// Imports core modules, so that what it needs cannot be told.
     #[error("the component imports core modules, so what it needs cannot be told: expected a component that holds its own")]
     UnknownNeeds,
+    /// Has more parts than a component may have; it was not compiled.
+    #[error("the component has {found} {limit}, expected at most {allowed}")]
+    TooManyParts {
+        /// The limit's name.
+        #[serde(with = "crate::limits::name")]
+        limit: LimitName,
+        /// What it has.
+        found: u64,
+        /// The limit.
+        allowed: u64,
+    },
     /// Needs more from the start than a job may have.
     #[error("the component needs {needed} {limit} from the start, expected at most {allowed}")]
     NeedsTooMuch {
         /// The limit's name.
-        limit: &'static str,
+        #[serde(with = "crate::limits::name")]
+        limit: LimitName,
         /// What it needs.
         needed: u64,
         /// The limit.

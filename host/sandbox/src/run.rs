@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use nodus_protocol::JobSlot;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
 use wasmtime::{Engine, Store, UpdateDeadline};
 
 use crate::component::ValidComponent;
@@ -20,18 +22,35 @@ use crate::wit::Fault;
 
 /// Asks a job to stop soon. Cheap to clone; all clones are one flag.
 #[derive(Clone, Debug, Default)]
-pub struct StopFlag(Arc<AtomicBool>);
+pub struct StopFlag(Arc<Wish>);
+
+#[derive(Debug, Default)]
+struct Wish {
+    is_requested: AtomicBool,
+    told: Notify,
+}
 
 impl StopFlag {
     /// Makes the guest's `should-stop` answer yes from now on. To stop it at once, drop the run's future.
     pub fn request(&self) {
-        self.0.store(true, Relaxed);
+        self.0.is_requested.store(true, Relaxed);
+        self.0.told.notify_waiters();
+    }
+
+    /// Resolves when it is requested.
+    pub async fn requested(&self) {
+        let mut told = std::pin::pin!(self.0.told.notified());
+        // From here on a request is not missed.
+        told.as_mut().enable();
+        if !self.is_requested() {
+            told.await;
+        }
     }
 
     /// Whether it was requested.
     #[must_use]
     pub fn is_requested(&self) -> bool {
-        self.0.load(Relaxed)
+        self.0.is_requested.load(Relaxed)
     }
 }
 
@@ -56,7 +75,7 @@ pub struct JobSpec {
 }
 
 /// How a run ended, and what it used.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct JobEnd {
     /// Success or not.
     pub outcome: Outcome,
@@ -67,7 +86,7 @@ pub struct JobEnd {
 }
 
 /// Success or not.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub enum Outcome {
     /// `run` returned without an error.
     Completed,
@@ -76,7 +95,7 @@ pub enum Outcome {
 }
 
 /// What a run used.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Usage {
     /// From start to end.
     pub wall_time: Duration,

@@ -2,16 +2,25 @@
 //!
 //! Never holds anything of a job. One for a process: types of two engines must not mix.
 
+use std::hash::{Hash as _, Hasher};
+use std::time::Duration;
+
+use nodus_protocol::Digest;
+use sha2::{Digest as _, Sha256};
 use wasmtime::component::{HasSelf, Linker};
 use wasmtime::{Config, Engine, OptLevel, Strategy, WasmFeatures};
 use wasmtime_wasi::p2::bindings::{clocks, random};
 
 use crate::bindings::TrainingJob;
-use crate::component::ValidComponent;
+use crate::component::{ValidComponent, compile};
 use crate::limits::{ASYNC_STACK_BYTES, Limits, WASM_STACK_BYTES};
+use crate::precompiled::Precompiled;
 use crate::refusal::ComponentRefusal;
 use crate::state::State;
 use crate::ticker::Ticker;
+
+/// How often the ticker is looked at.
+const WATCH: Duration = Duration::from_secs(1);
 
 /// How a sandbox is set up.
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,9 +70,67 @@ impl Sandbox {
         ValidComponent::new(self, bytes, &self.options.upload)
     }
 
+    /// Checks an upload as [`Self::validate`] does; the machine code, to be sealed and loaded elsewhere.
+    ///
+    /// # Errors
+    /// Ours: wasmtime cannot write the code down. Inside: why it is no training job.
+    pub fn compile(&self, bytes: &[u8]) -> anyhow::Result<Result<Vec<u8>, ComponentRefusal>> {
+        Ok(match compile(self, bytes, &self.options.upload) {
+            Ok((_, component)) => Ok(component.serialize()?),
+            Err(refusal) => Err(refusal),
+        })
+    }
+
+    /// A component that this host compiled before. Takes a fraction of a millisecond for a small one.
+    ///
+    /// # Errors
+    /// Ours: it was compiled with other settings.
+    pub fn load(&self, precompiled: &Precompiled) -> anyhow::Result<ValidComponent> {
+        Ok(ValidComponent::load(self, precompiled)?)
+    }
+
+    /// Digest of everything that machine code depends on beside its component, and of what an upload may be: code of other settings is
+    /// not to be loaded, and a component of other limits to be checked again.
+    #[must_use]
+    pub fn settings(&self) -> Digest {
+        let mut hasher = Hashed(Sha256::new());
+        env!("CARGO_PKG_VERSION").hash(&mut hasher);
+        self.engine.precompile_compatibility_hash().hash(&mut hasher);
+        self.options.upload.entries().hash(&mut hasher);
+        Digest::from_bytes(hasher.0.finalize().into())
+    }
+
+    /// What an upload may be at most.
+    #[must_use]
+    pub fn upload_limits(&self) -> Limits {
+        self.options.upload
+    }
+
+    /// Has `on_dead` called once the ticker is found dead: then nothing stops a guest that spins, and the process must end.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub fn watch_ticker(&self, on_dead: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+        self.ticker.watch(WATCH, on_dead)
+    }
+
     /// Whether something would stop a guest that spins.
     pub(crate) fn is_guarded(&self) -> bool {
         self.ticker.is_alive()
+    }
+}
+
+/// SHA-256 for whatever implements `Hash`.
+struct Hashed(Sha256);
+
+impl Hasher for Hashed {
+    fn write(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    fn finish(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..]: [u8; 32] = self.0.clone().finalize().into();
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 }
 
@@ -104,7 +171,8 @@ fn config() -> Config {
         .async_stack_size(ASYNC_STACK_BYTES)
         .async_stack_zeroing(true)
         .guard_before_linear_memory(true)
-        .memory_init_cow(true);
+        // Copying the data segments at a job's start takes microseconds; images would take files in memory.
+        .memory_init_cow(false);
     config
 }
 

@@ -6,9 +6,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use nodus_protocol::{AdapterWeights, Client, Digest, LossSums, ModelConfig, Sequence, StepReport, TrunkSlot};
+use serde::{Deserialize, Serialize};
+
+use crate::limits::LimitName;
 
 /// Why a service refused. The text, but for `Internal`, is shown to the guest: no path, no address, nothing of another job.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the cases are those of nodus:gpu/types.error")]
 pub enum Refusal {
     #[error("{0}")]
@@ -16,7 +19,12 @@ pub enum Refusal {
     #[error("not found: {0}")]
     NotFound(String),
     #[error("over the limit {limit}: {needed} needed, {allowed} allowed")]
-    QuotaExceeded { limit: &'static str, needed: u64, allowed: u64 },
+    QuotaExceeded {
+        #[serde(with = "crate::limits::name")]
+        limit: LimitName,
+        needed: u64,
+        allowed: u64,
+    },
     #[error("{0}")]
     Unsupported(String),
     #[error("{0}")]
@@ -63,7 +71,7 @@ pub struct Dataset {
 }
 
 /// How much a log line matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the cases are those of nodus:gpu/job.level")]
 pub enum Level {
     Debug,
@@ -73,7 +81,7 @@ pub enum Level {
 }
 
 /// Where a batch's sequences come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Source {
     /// The job's data set `train`.
     Train,
@@ -99,7 +107,7 @@ impl Source {
 }
 
 /// What a job tells. Steps and evaluations come from the engine, not from the guest's word.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// An optimiser step was taken.
     Step {

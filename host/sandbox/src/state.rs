@@ -58,7 +58,7 @@ pub(crate) struct Counts {
 impl State {
     pub(crate) fn new(spec: JobSpec, services: Box<dyn Services>, meter: Arc<Meter>) -> Self {
         let limits = spec.limits;
-        let log = Log::new(limits.log_bytes);
+        let log = Log::new(limits.log_bytes, limits.log_lines);
         let clock = Clock::default();
         let mut table = ResourceTable::new();
         table.set_max_capacity(usize::try_from(limits.handles).unwrap_or(usize::MAX));
@@ -100,7 +100,7 @@ impl State {
         self.tell_log();
         let (_, bytes) = self.log.counts();
         let reports = self.counts.reports_dropped;
-        for (limit, dropped) in [("log-bytes", bytes), ("metrics or progress-reports", reports)] {
+        for (limit, dropped) in [("log-bytes or log-lines", bytes), ("metrics or progress-reports", reports)] {
             if dropped > 0 {
                 let message = format!("over the limit {limit}: {dropped} dropped");
                 self.services.event(Event::Log { level: Level::Warn, message });

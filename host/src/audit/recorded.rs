@@ -8,9 +8,9 @@ use nodus_formats::data::HeldOut as Share;
 use nodus_formats::peft;
 use nodus_protocol::{AdapterWeights, Digest};
 use nodus_receipts::statement::DigestSet;
-use nodus_sandbox::Sandbox;
 
 use crate::error::user;
+use crate::guest::Workshop;
 use crate::import::fault;
 use crate::receipt::{CONTRACT, ExternalEvent, HeldOut, Predicate, Resource};
 use crate::run::inputs::{Job, JobComponent, OpenModel, Parts};
@@ -35,8 +35,8 @@ pub(super) fn refuse_foreign(predicate: &Predicate) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The user's: an input is not in the data folder. Ours: the data folder is damaged.
-pub(super) fn job(store: &Store, sandbox: &Sandbox, predicate: &Predicate) -> anyhow::Result<Job> {
-    let component = component(store, sandbox, &predicate.component)?;
+pub(super) fn job(store: &Store, workshop: &Workshop, predicate: &Predicate) -> anyhow::Result<Job> {
+    let component = component(store, workshop, &predicate.component)?;
     let model = model(store, &predicate.trunk)?;
     let (train, held_out) = rows(store, predicate)?;
     let adapters = predicate.loaded_artifacts.iter().map(|resource| adapter(store, resource, &model)).collect::<anyhow::Result<_>>()?;
@@ -67,10 +67,10 @@ fn missing(what: &str, resource: &Resource, remedy: &str) -> anyhow::Error {
     user(format!("the {what} `{}` ({}) is not in the data folder: {remedy}", escape(&resource.name), digest(resource)))
 }
 
-fn component(store: &Store, sandbox: &Sandbox, resource: &Resource) -> anyhow::Result<JobComponent> {
+fn component(store: &Store, workshop: &Workshop, resource: &Resource) -> anyhow::Result<JobComponent> {
     let remedy = "it is kept there by the host that ran the job";
     let bytes = store.component(digest(resource))?.ok_or_else(|| missing("component", resource, remedy))?;
-    JobComponent::new(sandbox, bytes, escape(&resource.name), "the component")
+    JobComponent::new(workshop, bytes, escape(&resource.name), "the component")
 }
 
 fn model(store: &Store, resource: &Resource) -> anyhow::Result<OpenModel> {

@@ -18,6 +18,7 @@ use super::trust::trust;
 use crate::app::Surroundings;
 use crate::cli::{DeviceArgs, DeviceChoice, Dtype, Lane, ReplayArgs};
 use crate::error::{Ending, exit_code, user};
+use crate::guest::{Terms, Workshop};
 use crate::paths::{Paths, shown};
 use crate::receipt::{FILE, Statement};
 use crate::run::Folder;
@@ -46,8 +47,10 @@ pub(crate) fn replay(store: &Store, surroundings: &Surroundings, args: &ReplayAr
     let class = &statement.predicate.device_class;
     let chosen = choose(store, surroundings, recorded_device(class, asked(args.device, surroundings)?), std::iter::empty())
         .map_err(|error| elsewhere(class, error))?;
-    let sandbox = Arc::new(Sandbox::new(SandboxOptions::default())?);
-    let job = Arc::new(job(store, &sandbox, &statement.predicate)?);
+    let sandbox = Arc::new(Sandbox::new(SandboxOptions { upload: statement.predicate.limits })?);
+    let terms = Terms::from(args.sandbox);
+    let workshop = Workshop::open(store, &sandbox, terms)?;
+    let job = Arc::new(job(store, &workshop, &statement.predicate)?);
     let stop_at = job.stop_at;
 
     let workspace = store.workspace()?;
@@ -55,7 +58,7 @@ pub(crate) fn replay(store: &Store, surroundings: &Surroundings, args: &ReplayAr
     let post = Post { job, folder: Arc::new(Folder::new(copy, PathBuf::from("the replay"))) };
     let device_args = DeviceArgs { threads: args.threads, ..DeviceArgs::default() };
     let rig = Rig { chosen: &chosen, args: device_args, buffer_bytes_max: u64::MAX, expected: Some(class) };
-    let crew = Crew::start(sandbox, Display::new(surroundings.is_terminal, 1), 1, rig)?;
+    let crew = Crew::start(sandbox, terms, Display::new(surroundings.is_terminal, 1), 1, rig)?;
     let (mut fared, _) = crew.run(&[post], Lane::Solo, 1, rig);
     let fared = fared.pop().context("the replay did not run")?;
     fared.engine.context("the engine failed during the replay")?;

@@ -5,6 +5,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
+use super::SandboxArgs;
 use clap::{Args, Subcommand};
 use nodus_receipts::ledger::Kind;
 
@@ -52,6 +53,9 @@ pub struct ReplayArgs {
     /// CPU threads; results do not depend on it [default: all]
     #[arg(long)]
     pub threads: Option<NonZeroUsize>,
+    /// How the component is kept apart.
+    #[command(flatten)]
+    pub sandbox: SandboxArgs,
 }
 
 /// `audit ledger`.

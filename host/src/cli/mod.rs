@@ -4,6 +4,7 @@
 
 mod audit;
 mod device;
+mod guest;
 mod run;
 
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use clap::{Parser, Subcommand};
 
 pub use audit::{AuditMode, LedgerArgs, ReplayArgs, VerifyArgs};
 pub use device::{DeviceArgs, DeviceChoice, DeviceChoiceError, Dtype};
+pub use guest::{CompileArgs, GuestArgs, SandboxArgs};
 pub use run::{HeldOutArgs, Lane, RunArgs};
 
 use crate::name::Name;
@@ -45,6 +47,12 @@ pub enum Mode {
     Audit(AuditMode),
     /// Say what a run needs and what is there
     Doctor,
+    /// Run strangers' components; started by this program itself
+    #[command(hide = true)]
+    Guest(GuestArgs),
+    /// Compile a stranger's component; started by this program itself
+    #[command(hide = true)]
+    Compile(CompileArgs),
 }
 
 /// Base models.
@@ -151,6 +159,9 @@ mod tests {
         assert!(refusal(&["--threads", "0"]).contains("--threads"));
         assert!(refusal(&["--device", "gpu"]).contains("expected cpu, cuda, cuda:N or auto"));
         assert!(refusal(&["--trunk-cache", "much"]).contains("512MiB"));
+        assert!(refusal(&["--limit", "cpu-ms=much"]).contains("whole number"));
+        assert!(refusal(&["--limit", "cpu=1"]).contains("cpu-stretch-ms"));
+        assert!(refusal(&["--in-process", "--require-os-sandbox"]).contains("cannot be used with"));
         assert!(refusal(&["--sweep", "rank"]).contains("key=v1,v2"));
         assert!(refusal(&["--sweep", "rank=4,4"]).contains("rank"));
         for name in ["../evil", "-rf", "..", "--"] {

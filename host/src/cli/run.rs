@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::SandboxArgs;
 use super::device::DeviceArgs;
 use crate::limits::Limit;
 use crate::name::Name;
@@ -56,6 +57,9 @@ pub struct RunArgs {
     /// Which device, and how it is used.
     #[command(flatten)]
     pub device: DeviceArgs,
+    /// How the components are kept apart.
+    #[command(flatten)]
+    pub sandbox: SandboxArgs,
     /// A folder for the results; must not exist or be empty
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,

@@ -31,7 +31,7 @@ pub(super) fn certify(
     let Post { job, folder } = post;
     let (subject, artifacts) = artifacts(&ended.figures, folder.dir()).context("hashing the results")?;
     let kept = artifacts.iter().map(|artifact| artifact.resource.name.clone()).collect();
-    office.store.keep_component(job.component.valid.digest(), &job.component.bytes)?;
+    office.store.keep_component(job.component.digest(), &job.component.bytes)?;
     let mut predicate = predicate(job, (ended, fared, usage), artifacts);
     office.lane.name().clone_into(&mut predicate.lane);
     let sealed = office.books.seal(account, |previous: Option<Digest>| {
@@ -47,7 +47,7 @@ fn predicate(job: &Job, (ended, fared, usage): (&Ended, &Fared, Usage), artifact
     let figures = &ended.figures;
     let milliseconds = |time: std::time::Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     Predicate {
-        component: Resource::new(job.component.name.as_str(), job.component.valid.digest()),
+        component: Resource::new(job.component.name.as_str(), job.component.digest()),
         contract: receipt::CONTRACT.to_owned(),
         engine: Program { name: env!("CARGO_PKG_NAME").to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() },
         parameters: job.parameters.clone(),

@@ -2,13 +2,14 @@
 //!
 //! Both lanes are this one path: a lane is a list of groups, and a group is an engine with the jobs that share it.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError};
 
 use anyhow::Context as _;
 use nodus_engine::JobBytes;
 use nodus_protocol::{Client, Command, EngineError, JobSlot};
 use nodus_sandbox::services::Trunk;
-use nodus_sandbox::{JobEnd, JobSpec, Limits, Sandbox, StopFlag};
+use nodus_sandbox::{Failure, JobEnd, JobSpec, Limits, Outcome, Sandbox, StopFlag, Usage};
 use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -24,6 +25,7 @@ use super::sharing::Sharing;
 use super::stop::Stopper;
 use crate::cli::Lane;
 use crate::error::{exit_code, user};
+use crate::guest::{Order, Process, Size, Terms};
 use crate::machine;
 
 /// A job with the folder that its results go to.
@@ -32,6 +34,9 @@ pub(crate) struct Post {
     pub(crate) job: Arc<Job>,
     pub(crate) folder: Arc<Folder>,
 }
+
+/// A job about to run: what its engine knows it by, and its trunk there.
+type Seat = (JobSlot, Post, Trunk);
 
 /// How a job ended.
 pub(crate) struct Ended {
@@ -76,9 +81,23 @@ pub(crate) struct Crew {
 
 struct Shared {
     sandbox: Arc<Sandbox>,
+    terms: Terms,
+    /// Threads that guests run on.
+    threads: usize,
+    /// Whether the user was told that the kernel locks guests down less than wholly.
+    is_warned: AtomicBool,
     display: Display,
     stopper: Arc<Stopper>,
     neighbours: Neighbours,
+}
+
+/// Where guests run.
+#[derive(Clone)]
+enum Home {
+    /// In this process.
+    Here,
+    /// In a process of their own.
+    Apart(Arc<Process>),
 }
 
 impl Crew {
@@ -86,11 +105,16 @@ impl Crew {
     ///
     /// # Errors
     /// Ours: the system has no threads left.
-    pub(crate) fn start(sandbox: Arc<Sandbox>, display: Display, guests: usize, rig: Rig<'_>) -> anyhow::Result<Self> {
+    pub(crate) fn start(sandbox: Arc<Sandbox>, terms: Terms, display: Display, guests: usize, rig: Rig<'_>) -> anyhow::Result<Self> {
         let threads = machine::threads(rig.args.threads)?.min(guests).max(1);
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(threads).enable_all().build().context("starting the runtime")?;
-        let shared = Arc::new(Shared { sandbox, display, stopper: Stopper::new(), neighbours: Neighbours::default() });
+        if terms.in_process {
+            // Nothing would stop a guest that spins.
+            sandbox.watch_ticker(|| std::process::abort()).context("watching the sandbox's ticker")?;
+        }
+        let (stopper, neighbours, is_warned) = (Stopper::new(), Neighbours::default(), AtomicBool::new(false));
+        let shared = Arc::new(Shared { sandbox, terms, threads, is_warned, display, stopper, neighbours });
         let listener = shared.clone();
         runtime.spawn(async move { listener.stopper.obey_interrupts(|text| listener.display.note(text)).await });
         Ok(Self { runtime, shared })
@@ -118,7 +142,14 @@ impl Crew {
         let classes: Vec<Arc<Class>> = posts.iter().map(|(_, post)| Arc::new(device.class(&post.job.model))).collect();
         let seats = posts.iter().map(|(slot, post)| Ok((*slot, post.clone(), device.trunk(&post.job.model)?)));
         let seats = seats.collect::<anyhow::Result<Vec<_>>>()?;
-        let ended = self.runtime.block_on(self.together(seats, at_once));
+        let ended = self.runtime.block_on(async {
+            let home = self.shared.home(&seats).await?;
+            let ended = self.together(seats, at_once, &home).await;
+            if let Home::Apart(process) = home {
+                process.end().await;
+            }
+            anyhow::Ok(ended)
+        })?;
         let spent = device.finish();
         sharing.add(&spent.counts);
         let fared = posts.iter().zip(classes).zip(ended).map(|(((slot, _), class), ended)| Fared {
@@ -131,12 +162,12 @@ impl Crew {
     }
 
     /// Starts jobs in order, each as soon as there is a seat, and waits for all.
-    async fn together(&self, seats: Vec<(JobSlot, Post, Trunk)>, at_once: usize) -> Vec<anyhow::Result<Option<Ended>>> {
+    async fn together(&self, seats: Vec<Seat>, at_once: usize, home: &Home) -> Vec<anyhow::Result<Option<Ended>>> {
         let gate = Arc::new(Semaphore::new(at_once.max(1)));
         let mut tasks = Vec::new();
         for (slot, post, trunk) in seats {
             let seat = gate.clone().acquire_owned().await.context("waiting for a seat");
-            tasks.push(tokio::spawn(run_one(self.shared.clone(), slot, post, trunk, seat)));
+            tasks.push(tokio::spawn(run_one(self.shared.clone(), home.clone(), (slot, post, trunk), seat)));
         }
         let mut ended = Vec::new();
         for task in tasks {
@@ -147,19 +178,57 @@ impl Crew {
     }
 }
 
+impl Shared {
+    /// A place for the guests of these jobs, all of one tenant.
+    ///
+    /// # Errors
+    /// Ours: no process can be started. The user's: the kernel locks it down less than was demanded.
+    async fn home(&self, seats: &[Seat]) -> anyhow::Result<Home> {
+        let Some((_, _, trunk)) = seats.first().filter(|_| !self.terms.in_process) else { return Ok(Home::Here) };
+        let jobs = || seats.iter().map(|(_, post, _)| &post.job);
+        let dataset_bytes = jobs().map(|job| job.dataset_bytes()).sum();
+        let size = Size::new(self.threads, jobs().map(|job| job.limits), dataset_bytes);
+        let process = Process::start(trunk.engine.clone(), self.sandbox.settings(), size).await?;
+        if !process.missing().is_empty() {
+            let missing = process.missing().join("; ");
+            if self.terms.require_os_sandbox {
+                return Err(user(format!("--require-os-sandbox: the kernel does not lock guests down wholly: {missing}")));
+            }
+            if !self.is_warned.swap(true, Relaxed) {
+                self.display.note(&format!("warning: the kernel does not lock guests down wholly: {missing}"));
+            }
+        }
+        Ok(Home::Apart(Arc::new(process)))
+    }
+
+    /// Runs a job where it lives.
+    async fn run(&self, home: &Home, job: &Job, order: Order) -> JobEnd {
+        match home {
+            Home::Apart(process) => process.run(order).await,
+            Home::Here => match self.sandbox.load(&job.component.code) {
+                Ok(component) => {
+                    let Order { job, params, seed, limits, stop_at, cohort, services, stop, .. } = order;
+                    let spec = JobSpec { params, seed, job, limits, stop, stop_at, cohort };
+                    component.run(&self.sandbox, spec, Box::new(services)).await
+                }
+                Err(error) => JobEnd { outcome: Outcome::Failed(Failure::Internal(error)), usage: Usage::default(), stopped_at: None },
+            },
+        }
+    }
+}
+
 /// Runs a job to its end, or to the second Ctrl-C; none where it was not started.
 async fn run_one(
     shared: Arc<Shared>,
-    slot: JobSlot,
-    post: Post,
-    trunk: Trunk,
+    home: Home,
+    (slot, post, trunk): Seat,
     seat: anyhow::Result<OwnedSemaphorePermit>,
 ) -> anyhow::Result<Option<Ended>> {
     let _seat = seat?;
     let Some(stop) = shared.stopper.enlist() else { return Ok(None) };
     let Post { job, folder } = post;
     let reservation = Reservation::make(&trunk.engine, slot, &job.limits).await?;
-    let ended = run_reserved(&shared, slot, &job, &folder, (trunk, stop)).await;
+    let ended = run_reserved(&shared, &home, (slot, &job, &folder), (trunk, stop)).await;
     // Before the seat is free again: the next job may need the room.
     reservation.end().await;
     job.tokens.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -169,21 +238,28 @@ async fn run_one(
 /// Runs a job whose device memory is reserved.
 async fn run_reserved(
     shared: &Shared,
-    slot: JobSlot,
-    job: &Job,
-    folder: &Folder,
+    home: &Home,
+    (slot, job, folder): (JobSlot, &Job, &Folder),
     (trunk, stop): (Trunk, StopFlag),
 ) -> anyhow::Result<Ended> {
     let progress = shared.display.job(job.name.as_deref());
     let (listener, recorder) = Recorder::start(Record::create(folder)?, progress, stop.clone())?;
     let output = folder.dir().try_clone().context("opening the results' folder")?;
-    let services = Box::new(RunServices::new(job, trunk, output, listener));
-    let params = serde_json::to_string(&job.parameters)?;
-    let spec = JobSpec { params, seed: job.seed, job: slot, limits: job.limits, stop, stop_at: job.stop_at, cohort: Some(job.cohort) };
+    let order = Order {
+        job: slot,
+        code: job.component.code.clone(),
+        params: serde_json::to_string(&job.parameters)?,
+        seed: job.seed,
+        limits: job.limits,
+        stop_at: job.stop_at,
+        cohort: Some(job.cohort),
+        services: RunServices::new(job, trunk, output, listener),
+        stop,
+    };
     shared.neighbours.enter(slot);
     let started_unix_ms = machine::unix_ms();
     let end = tokio::select! {
-        end = job.component.valid.run(&shared.sandbox, spec, services) => Some(end),
+        end = shared.run(home, job, order) => Some(end),
         () = shared.stopper.end() => None,
     };
     let neighbours = shared.neighbours.leave(slot);

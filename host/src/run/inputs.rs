@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context as _, ensure};
 use cap_std::fs::Dir;
 use nodus_formats::data::HeldOut;
-use nodus_formats::{TextModel, hf};
+use nodus_formats::{TextFiles, TextModel, hf};
 use nodus_kernels::{DType, HostTensor};
 use nodus_protocol::{AdapterWeights, Digest, ModelConfig};
 use nodus_sandbox::services::Dataset;
-use nodus_sandbox::{Limits, Sandbox, ValidComponent};
+use nodus_sandbox::{Limits, Precompiled};
 use serde_json::{Map, Value};
 
 use super::asked::Asked;
@@ -21,6 +21,7 @@ use super::plan;
 use super::rows::Rows;
 use crate::cli::HeldOutArgs;
 use crate::error::{exit_code, user};
+use crate::guest::Workshop;
 use crate::import::{self, RANDOM};
 use crate::name::Name;
 use crate::paths::{Paths, shown};
@@ -32,7 +33,7 @@ use crate::text::escape;
 
 /// A component that may run, with its bytes, which a receipt's replay needs.
 pub(crate) struct JobComponent {
-    pub(crate) valid: ValidComponent,
+    pub(crate) code: Precompiled,
     pub(crate) bytes: Vec<u8>,
     /// The file's name, escaped.
     pub(crate) name: String,
@@ -45,6 +46,8 @@ pub(crate) struct OpenModel {
     /// Of configuration, weights and tokenizer.
     pub(crate) digest: Digest,
     pub(crate) text: Option<Arc<TextModel>>,
+    /// What `text` was made of, for the processes that guests run in.
+    pub(crate) text_files: Arc<TextFiles>,
     pub(crate) weights: Weights,
 }
 
@@ -97,13 +100,18 @@ pub(crate) struct Job {
 }
 
 impl JobComponent {
-    /// Validates a component.
+    /// Validates and compiles a component, unless that was done before.
     ///
     /// # Errors
-    /// The user's: why it is none; `place` says which.
-    pub(crate) fn new(sandbox: &Sandbox, bytes: Vec<u8>, name: String, place: &str) -> anyhow::Result<Self> {
-        let valid = sandbox.validate(&bytes).map_err(|refusal| user(format!("{place}: {refusal}")))?;
-        Ok(Self { valid, bytes, name })
+    /// The user's: why it is none; `place` says which. Ours: no process can be started for it.
+    pub(crate) fn new(workshop: &Workshop, bytes: Vec<u8>, name: String, place: &str) -> anyhow::Result<Self> {
+        let code = workshop.compiled(&bytes)?.map_err(|refusal| user(format!("{place}: {refusal}")))?;
+        Ok(Self { code, bytes, name })
+    }
+
+    /// Digest of the bytes that were uploaded.
+    pub(crate) fn digest(&self) -> Digest {
+        self.code.digest()
     }
 }
 
@@ -124,7 +132,8 @@ impl OpenModel {
             "model `{name}` of the data folder is damaged: its digest is {found}, expected {expected}; import it again"
         );
         let (config, text) = (Arc::new(model.config), model.text.map(Arc::new));
-        Ok(Self { name: name.clone(), config, digest: found, text, weights: Weights::Mapped(model.tensors) })
+        let text_files = TextFiles::read(&dir).map(Arc::new).with_context(|| format!("model `{name}` of the data folder is damaged"))?;
+        Ok(Self { name: name.clone(), config, digest: found, text, text_files, weights: Weights::Mapped(model.tensors) })
     }
 
     fn random(dir: &Dir, name: &Name, expected: Digest) -> anyhow::Result<Self> {
@@ -132,7 +141,15 @@ impl OpenModel {
         let found = Recipe::read(&text).filter(|(_, digest)| *digest == expected);
         let (recipe, digest) = found.with_context(|| format!("model `{name}` of the data folder is damaged; import it again"))?;
         let weights = Weights::Random { dtype: recipe.dtype(), seed: recipe.seed };
-        Ok(Self { name: name.clone(), config: Arc::new(recipe.config), digest, text: None, weights })
+        let (config, text_files) = (Arc::new(recipe.config), Arc::default());
+        Ok(Self { name: name.clone(), config, digest, text: None, text_files, weights })
+    }
+}
+
+impl Job {
+    /// Bytes of its data sets, whole, as they are in the store.
+    pub(crate) fn dataset_bytes(&self) -> u64 {
+        std::iter::once(&self.train).chain(&self.held_out).map(|rows| rows.whole_bytes()).sum()
     }
 }
 
@@ -140,7 +157,10 @@ impl OpenModel {
 pub(crate) struct Opener<'a> {
     store: &'a Store,
     paths: Paths,
-    sandbox: &'a Sandbox,
+    workshop: &'a Workshop,
+    /// Of every job.
+    /// Bytes of a component at most.
+    component_bytes_max: u64,
     components: BTreeMap<PathBuf, Arc<JobComponent>>,
     models: BTreeMap<Name, Arc<OpenModel>>,
     data: Vec<((Name, HeldOutArgs), Parts)>,
@@ -150,8 +170,8 @@ pub(crate) struct Opener<'a> {
 pub(crate) type Parts = (Arc<Rows>, Option<Arc<Rows>>);
 
 impl<'a> Opener<'a> {
-    pub(crate) fn new(store: &'a Store, paths: Paths, sandbox: &'a Sandbox) -> Self {
-        Self { store, paths, sandbox, components: BTreeMap::new(), models: BTreeMap::new(), data: Vec::new() }
+    pub(crate) fn new(store: &'a Store, paths: Paths, workshop: &'a Workshop, component_bytes_max: u64) -> Self {
+        Self { store, paths, workshop, component_bytes_max, components: BTreeMap::new(), models: BTreeMap::new(), data: Vec::new() }
     }
 
     /// Opens all that one job needs.
@@ -176,9 +196,9 @@ impl<'a> Opener<'a> {
         if let Some(component) = self.components.get(path) {
             return Ok(component.clone());
         }
-        let bytes = self.paths.read(path, Limits::DEFAULT.component_bytes)?;
+        let bytes = self.paths.read(path, self.component_bytes_max)?;
         let name = escape(&path.file_name().unwrap_or_default().to_string_lossy());
-        let component = Arc::new(JobComponent::new(self.sandbox, bytes, name, &shown(path))?);
+        let component = Arc::new(JobComponent::new(self.workshop, bytes, name, &shown(path))?);
         self.components.insert(path.to_owned(), component.clone());
         Ok(component)
     }

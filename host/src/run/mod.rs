@@ -16,24 +16,27 @@ mod output;
 mod plan;
 mod progress;
 pub(crate) mod record;
-mod recorder;
+pub(crate) mod recorder;
 pub(crate) mod rows;
-mod services;
+pub(crate) mod services;
 mod sharing;
 mod stop;
 mod summary;
+pub(crate) mod tokens;
 mod told;
 
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-use nodus_sandbox::{Sandbox, SandboxOptions};
+use nodus_sandbox::{Limits, Sandbox, SandboxOptions};
 
 use crate::app::Surroundings;
 use crate::books::Books;
 use crate::cli::{Lane, RunArgs};
 use crate::error::Ending;
+use crate::guest::{Terms, Workshop};
+use crate::limits::over;
 use crate::store::{Store, write_synced};
 
 use conclude::{Kept, Office, Verdict, conclude};
@@ -54,8 +57,11 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     // The first of all, since a place that cannot be written to is known at once.
     let output = Output::create(paths, &args.out)?;
     let asked = asked::asked(paths, args)?;
-    let sandbox = Arc::new(Sandbox::new(SandboxOptions::default())?);
-    let mut opener = Opener::new(store, paths, &sandbox);
+    let upload = over(Limits::DEFAULT, &args.limits);
+    let sandbox = Arc::new(Sandbox::new(SandboxOptions { upload })?);
+    let terms = Terms::from(args.sandbox);
+    let workshop = Workshop::open(store, &sandbox, terms)?;
+    let mut opener = Opener::new(store, paths, &workshop, upload.component_bytes);
     let jobs = asked.into_iter().map(|asked| opener.open(asked).map(Arc::new)).collect::<anyhow::Result<Vec<_>>>()?;
     let at_once = match args.lane {
         Lane::Solo => 1,
@@ -71,7 +77,7 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let display = Display::new(surroundings.is_terminal, posts.len());
     display.note(&format!("computing on {}", chosen.name()));
     let rig = Rig { chosen: &chosen, args: args.device, buffer_bytes_max, expected: None };
-    let crew = Crew::start(sandbox, display, at_once, rig)?;
+    let crew = Crew::start(sandbox, terms, display, at_once, rig)?;
     let (fared, sharing) = crew.run(&posts, args.lane, at_once, rig);
     let wall_seconds = began.elapsed().as_secs_f64();
 

@@ -2,17 +2,18 @@
 //!
 //! Keeps nothing that no job has open.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufReader, Read};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use cap_std::fs::{File, FileExt as _};
-use nodus_formats::{FormatError, TextModel, data};
-use nodus_protocol::{Digest, ModelConfig, Sequence};
+use nodus_formats::{TextModel, data};
+use nodus_protocol::{Digest, ModelConfig};
 use nodus_sandbox::services::{Dataset, Refusal};
 
 use super::inputs::OpenModel;
-use super::services::{ours, refusal};
+use super::services::ours;
+use super::tokens::{Part, Tokens};
 use crate::error::user;
 use crate::name::Name;
 
@@ -22,28 +23,22 @@ const SPLIT_SEED: u64 = 0;
 /// Rows of a data set in the store.
 #[derive(Debug)]
 pub(crate) struct Rows {
-    name: Name,
-    digest: Digest,
+    /// No two of a process have the same.
+    id: u64,
+    part: Part,
     file: File,
-    /// Line numbers, from 1; absent: all.
-    lines: Option<BTreeSet<u64>>,
-    tokenised: Mutex<BTreeMap<Key, Arc<Mutex<Kept>>>>,
-}
-
-/// A model's digest and a maximum length.
-type Key = (Digest, usize);
-
-/// Tokens that some job may still have open, and how many examples were cut.
-#[derive(Debug, Default)]
-struct Kept {
-    examples: Weak<Vec<Arc<Sequence>>>,
-    truncated: u64,
+    tokens: Tokens,
 }
 
 impl Rows {
+    fn new(part: Part, file: File) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self { id: NEXT.fetch_add(1, Relaxed), part, file, tokens: Tokens::default() }
+    }
+
     /// All rows of a data set.
     pub(crate) fn whole(name: Name, digest: Digest, file: File) -> Arc<Self> {
-        Arc::new(Self { name, digest, file, lines: None, tokenised: Mutex::default() })
+        Arc::new(Self::new(Part { name, digest, lines: None }, file))
     }
 
     /// The rows that are left to train on, and those held out.
@@ -61,7 +56,7 @@ impl Rows {
         let split = data::split(count, share, SPLIT_SEED).map_err(|error| user(format!("data set `{name}`: {error}")))?;
         let part = |file, rows: Vec<usize>| {
             let lines = Some(rows.into_iter().map(|row| row as u64 + 1).collect());
-            Arc::new(Self { name: name.clone(), digest, file, lines, tokenised: Mutex::default() })
+            Arc::new(Self::new(Part { name: name.clone(), digest, lines }, file))
         };
         let second = file.try_clone()?;
         Ok((part(file, split.train), part(second, split.held_out)))
@@ -69,17 +64,17 @@ impl Rows {
 
     /// What the user calls the data set.
     pub(crate) fn name(&self) -> &Name {
-        &self.name
+        &self.part.name
     }
 
     /// Over the whole data set's bytes.
     pub(crate) fn digest(&self) -> Digest {
-        self.digest
+        self.part.digest
     }
 
     /// How many, where these are a part.
     pub(crate) fn part_len(&self) -> Option<u64> {
-        self.lines.as_ref().map(|lines| lines.len() as u64)
+        self.part.lines.as_ref().map(|lines| lines.len() as u64)
     }
 
     /// The rows as tokens of a model, cut at a length. Who asks while another reads waits for it and gets the same.
@@ -91,32 +86,35 @@ impl Rows {
     }
 
     fn tokenise_for(&self, model: Digest, config: &ModelConfig, text: Option<&TextModel>, max_length: usize) -> Result<Dataset, Refusal> {
-        let slot = {
-            let mut slots = self.tokenised.lock().unwrap_or_else(PoisonError::into_inner);
-            slots.entry((model, max_length)).or_default().clone()
-        };
-        let mut kept = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(examples) = kept.examples.upgrade() {
-            return Ok(Dataset { examples, truncated: kept.truncated, digest: self.digest });
-        }
-        let (examples, truncated) = self.read(config, text, max_length)?;
-        let examples = Arc::new(examples);
-        *kept = Kept { examples: Arc::downgrade(&examples), truncated };
-        Ok(Dataset { examples, truncated, digest: self.digest })
+        self.tokens.get((model, max_length), self.part.digest, || {
+            let whole = BufReader::new(FromStart { file: &self.file, at: 0 });
+            self.part.read(whole, config, text, max_length)
+        })
     }
 
-    fn read(&self, config: &ModelConfig, text: Option<&TextModel>, max_length: usize) -> Result<(Vec<Arc<Sequence>>, u64), Refusal> {
-        let name = format!("data set `{}`", self.name);
-        let file = BufReader::new(FromStart { file: &self.file, at: 0 });
-        let all = data::tokenise(file, &name, config, text, max_length).map_err(|error: FormatError| refusal(&error))?;
-        let Some(lines) = &self.lines else { return Ok((all.examples, all.truncated)) };
-        let numbered = all.examples.into_iter().zip(&all.lines);
-        let examples: Vec<_> = numbered.filter(|(_, line)| lines.contains(line)).map(|(example, _)| example).collect();
-        if examples.is_empty() {
-            let text = format!("{name}: no label within the first {max_length} tokens of any line of this part, expected at least one");
-            return Err(Refusal::InvalidArgument(text));
-        }
-        Ok((examples, all.cut_lines.iter().filter(|line| lines.contains(line)).count() as u64))
+    /// Tells these rows from all others.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Which rows of which data set.
+    pub(crate) fn part(&self) -> &Part {
+        &self.part
+    }
+
+    /// Length of the whole data set; 0 where the system does not say.
+    pub(crate) fn whole_bytes(&self) -> u64 {
+        self.file.metadata().map_or(0, |metadata| metadata.len())
+    }
+
+    /// Bytes of the whole data set from a place on, at most so many; none at its end.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub(crate) fn bytes_at(&self, offset: u64, bytes_max: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        FromStart { file: &self.file, at: offset }.take(bytes_max as u64).read_to_end(&mut bytes)?;
+        Ok(bytes)
     }
 }
 
@@ -143,13 +141,13 @@ impl Read for FromStart<'_> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     use nodus_formats::data::HeldOut;
     use nodus_protocol::{Architecture, Digest, ModelConfig};
     use nodus_sandbox::services::{Dataset, Refusal};
 
-    use super::Rows;
+    use super::{Part, Rows};
 
     fn config() -> ModelConfig {
         ModelConfig {
@@ -186,7 +184,7 @@ mod tests {
         let part = |lines: Option<&[u64]>| {
             let lines = lines.map(|lines| lines.iter().copied().collect::<BTreeSet<_>>());
             let (name, digest, file) = ("d".parse().unwrap(), Digest::of(b"d"), root.open("lines").unwrap());
-            Rows { name, digest, file, lines, tokenised: Mutex::default() }
+            Rows::new(Part { name, digest, lines }, file)
         };
         let first_tokens = |rows: &Rows| {
             let data = tokenise(rows, 3).unwrap();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cap_std::fs::Dir;
-use nodus_formats::{FormatError, TextError, TextModel, peft};
+use nodus_formats::{FormatError, TextError, TextFiles, TextModel, peft};
 use nodus_protocol::{AdapterWeights, Digest};
 use nodus_sandbox::services::{Dataset, Event, Refusal, Services, Text, Trunk};
 
@@ -25,7 +25,7 @@ const HELD_OUT_DATA: &str = "held-out";
 const SCRATCH: &str = ".saving";
 
 /// The services of one local run.
-pub(super) struct RunServices {
+pub(crate) struct RunServices {
     trunk: Trunk,
     model: Arc<OpenModel>,
     /// What others know the model by.
@@ -42,7 +42,7 @@ pub(super) struct RunServices {
 
 impl RunServices {
     /// What `job` is given, its model being `trunk` of an engine.
-    pub(super) fn new(job: &Job, trunk: Trunk, output: Dir, listener: Listener) -> Self {
+    pub(crate) fn new(job: &Job, trunk: Trunk, output: Dir, listener: Listener) -> Self {
         Self {
             trunk,
             model: job.model.clone(),
@@ -55,6 +55,31 @@ impl RunServices {
             listener,
         }
     }
+
+    /// A data set by the job's name for it.
+    pub(crate) fn rows(&self, name: &str) -> Result<&Arc<Rows>, Refusal> {
+        match (name, &self.held_out) {
+            (TRAIN, _) => Ok(&self.train),
+            (HELD_OUT_DATA, Some(rows)) => Ok(rows),
+            (HELD_OUT_DATA, None) => Err(Refusal::NotFound("the job was given no held-out data".into())),
+            _ => Err(Refusal::NotFound(format!("no data set named `{name}`, expected `{TRAIN}` or `{HELD_OUT_DATA}`"))),
+        }
+    }
+
+    /// The job's data sets.
+    pub(crate) fn all_rows(&self) -> impl Iterator<Item = &Arc<Rows>> {
+        std::iter::once(&self.train).chain(&self.held_out)
+    }
+
+    /// The files of the job's model that say something about text.
+    pub(crate) fn text_files(&self) -> &Arc<TextFiles> {
+        &self.model.text_files
+    }
+
+    /// The job's trunk.
+    pub(crate) fn trunk(&self) -> &Trunk {
+        &self.trunk
+    }
 }
 
 #[async_trait]
@@ -64,13 +89,7 @@ impl Services for RunServices {
     }
 
     async fn open_dataset(&mut self, name: &str, _: &Trunk, max_length: usize) -> Result<Dataset, Refusal> {
-        let rows = match (name, &self.held_out) {
-            (TRAIN, _) => self.train.clone(),
-            (HELD_OUT_DATA, Some(rows)) => rows.clone(),
-            (HELD_OUT_DATA, None) => return Err(Refusal::NotFound("the job was given no held-out data".into())),
-            _ => return Err(Refusal::NotFound(format!("no data set named `{name}`, expected `{TRAIN}` or `{HELD_OUT_DATA}`"))),
-        };
-        tokenise(rows, self.model.clone(), max_length).await
+        tokenise(self.rows(name)?.clone(), self.model.clone(), max_length).await
     }
 
     async fn load_artifact(&mut self, trunk: &Trunk, digest: Digest) -> Result<Arc<AdapterWeights>, Refusal> {
@@ -119,7 +138,7 @@ fn replace(output: &Dir, name: &str, files: &[peft::AdapterFile]) -> anyhow::Res
 }
 
 /// What a format's refusal is to the guest.
-pub(super) fn refusal(error: &FormatError) -> Refusal {
+pub(crate) fn refusal(error: &FormatError) -> Refusal {
     match error {
         FormatError::Unsupported { .. } => Refusal::Unsupported(error.to_string()),
         FormatError::Missing { .. } | FormatError::Invalid { .. } => Refusal::InvalidArgument(error.to_string()),
@@ -128,12 +147,12 @@ pub(super) fn refusal(error: &FormatError) -> Refusal {
 }
 
 /// Something failed that is not the guest's business: it ends the job, and is told to whoever runs the host.
-pub(super) fn ours(what: &str, error: &dyn std::fmt::Display) -> Refusal {
+pub(crate) fn ours(what: &str, error: &dyn std::fmt::Display) -> Refusal {
     Refusal::Internal(format!("{what} failed: {error}"))
 }
 
 /// A model's tokenizer as the sandbox wants it.
-pub(super) struct HostText(pub(super) Arc<TextModel>);
+pub(crate) struct HostText(pub(crate) Arc<TextModel>);
 
 impl Text for HostText {
     fn encode(&self, text: &str) -> Result<Vec<u32>, Refusal> {

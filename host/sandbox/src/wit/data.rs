@@ -22,9 +22,14 @@ impl HostDataset for State {
     ) -> Result<Resource<DatasetHandle>, Fault> {
         let trunk = self.table.get(&trunk)?.0.clone();
         let context = trunk.config.max_position_embeddings;
-        let max_length = max_length.map_or(context, |length| length as usize);
+        // An example of n tokens has n-1 rows.
+        let longest = usize::try_from(self.limits.sequence_tokens).unwrap_or(usize::MAX).saturating_add(1);
+        let max_length = max_length.map_or(context.min(longest), |length| length as usize);
         if !(2..=context).contains(&max_length) {
             return Err(Fault::invalid(format!("max-length is {max_length}, expected 2 to {context}, the trunk's context")));
+        }
+        if max_length > longest {
+            return Err(Fault::quota("sequence-tokens", max_length as u64 - 1, self.limits.sequence_tokens));
         }
         if self.counts.datasets >= self.limits.datasets {
             return Err(Fault::quota("datasets", self.counts.datasets + 1, self.limits.datasets));
@@ -72,6 +77,9 @@ impl HostBatch for State {
         for (i, example) in examples.into_iter().enumerate() {
             let sequence = Sequence::new(&trunk.config, example.tokens, example.targets, example.weights)
                 .map_err(|error| Fault::invalid(format!("examples[{i}]: {error}")))?;
+            if sequence.rows() as u64 > self.limits.sequence_tokens {
+                return Err(Fault::quota("sequence-tokens", sequence.rows() as u64, self.limits.sequence_tokens));
+            }
             bytes += BYTES_PER_ROW * sequence.rows() as u64 + BYTES_PER_SEQUENCE;
             sequences.push(Arc::new(sequence));
         }

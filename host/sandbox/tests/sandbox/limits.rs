@@ -92,7 +92,10 @@ async fn a_flood_of_output_is_dropped_and_the_job_goes_on() {
     let text: u64 = (0..100_000u32).map(|i| format!("line {i}\n").len() as u64).sum::<u64>() + "to the error stream\n".len() as u64;
     assert_eq!(usage.log_bytes + usage.log_bytes_dropped, text);
     let (level, last) = *ran.log().last().unwrap();
-    assert_eq!((level, last), (Level::Warn, format!("over the limit log-bytes: {} dropped", usage.log_bytes_dropped).as_str()));
+    assert_eq!(
+        (level, last),
+        (Level::Warn, format!("over the limit log-bytes or log-lines: {} dropped", usage.log_bytes_dropped).as_str())
+    );
 }
 
 #[tokio::test]

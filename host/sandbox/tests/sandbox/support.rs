@@ -5,6 +5,7 @@ use std::process::Command as Process;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use async_trait::async_trait;
+use nodus_protocol::wire::{Grants, connect, serve as serve_wire};
 use nodus_protocol::{
     AdapterWeights, Architecture, Client, Command, Digest, EngineError, ErrorKind, Inbox, JobSlot, LossSums, ModelConfig, ModuleWeights,
     Reply, Request, Sequence, SequenceLoss, StepReport, TrunkSlot, channel,
@@ -45,6 +46,8 @@ pub(crate) enum Engine {
     NonFinite,
     /// Answers every loss by a defect of its own.
     Defective,
+    /// Answers after everybody has begun to wait, as the services do then too.
+    Late,
 }
 
 /// A run that is set up.
@@ -75,10 +78,30 @@ impl Job {
         let seen = commands.clone();
         std::thread::spawn(move || serve(engine, inbox, &seen));
         let events = Arc::new(Mutex::new(Vec::new()));
-        let services = Fake { engine: client, events: events.clone(), artifacts: HashMap::new() };
+        let services = Fake { engine: client, events: events.clone(), artifacts: HashMap::new(), is_late: engine == Engine::Late };
         let (limits, stop) = (Limits { wall_ms: 60_000, ..Limits::DEFAULT }, StopFlag::default());
         let spec = JobSpec { params: params.to_owned(), seed: 7, job: JobSlot(3), limits, stop, stop_at: None, cohort: None };
         Self { spec, services, commands, events }
+    }
+
+    /// The same with the engine behind a socket, each end on a thread of its own, as for a guest process.
+    pub(crate) fn over_a_socket(mut self) -> Self {
+        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let [near_runtime, far_runtime] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap());
+        let split = |runtime: &tokio::runtime::Runtime, stream: std::os::unix::net::UnixStream| {
+            stream.set_nonblocking(true).unwrap();
+            let _entered = runtime.enter();
+            tokio::net::UnixStream::from_std(stream).unwrap().into_split()
+        };
+        let (reader, writer) = split(&near_runtime, near);
+        let (client, carrying) = connect(reader, writer);
+        let engine = std::mem::replace(&mut self.services.engine, client);
+        let grants = Grants::default();
+        grants.grant(self.spec.job, vec![TrunkSlot(0)], self.spec.cohort);
+        let (reader, writer) = split(&far_runtime, far);
+        std::thread::spawn(move || near_runtime.block_on(carrying).unwrap());
+        std::thread::spawn(move || far_runtime.block_on(serve_wire(reader, writer, engine, grants, 1 << 20)).unwrap());
+        self
     }
 
     /// The same with other limits.
@@ -135,6 +158,9 @@ fn serve(engine: Engine, mut inbox: Inbox, seen: &Mutex<Vec<String>>) {
     let mut configs = HashMap::new();
     let mut unanswered: Vec<Request> = Vec::new();
     while let Some(request) = inbox.blocking_recv() {
+        if engine == Engine::Late {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
         let see = |text: String| seen.lock().unwrap().push(text);
         let reply = match &request.command {
             Command::CreateAdapter { slot, config, .. } => {
@@ -235,11 +261,21 @@ pub(crate) struct Fake {
     engine: Client,
     events: Arc<Mutex<Vec<Event>>>,
     artifacts: HashMap<Digest, Arc<AdapterWeights>>,
+    is_late: bool,
+}
+
+impl Fake {
+    async fn wait(&self) {
+        if self.is_late {
+            tokio::task::yield_now().await;
+        }
+    }
 }
 
 #[async_trait]
 impl Services for Fake {
     async fn open_trunk(&mut self, name: &str) -> Result<Trunk, Refusal> {
+        self.wait().await;
         if name == "broken" {
             return Err(Refusal::Internal("/var/lib/nodus/blobs: input/output error".into()));
         }
@@ -251,6 +287,7 @@ impl Services for Fake {
     }
 
     async fn open_dataset(&mut self, name: &str, trunk: &Trunk, max_length: usize) -> Result<Dataset, Refusal> {
+        self.wait().await;
         if name != "train" {
             return Err(Refusal::NotFound(format!("data set `{name}`")));
         }
@@ -262,10 +299,12 @@ impl Services for Fake {
     }
 
     async fn load_artifact(&mut self, _: &Trunk, digest: Digest) -> Result<Arc<AdapterWeights>, Refusal> {
+        self.wait().await;
         self.artifacts.get(&digest).cloned().ok_or_else(|| Refusal::NotFound(digest.to_string()))
     }
 
     async fn save_artifact(&mut self, _: &Trunk, name: &str, weights: &AdapterWeights) -> Result<Digest, Refusal> {
+        self.wait().await;
         let digest = Digest::of(format!("{name} {weights:?}").as_bytes());
         self.artifacts.insert(digest, Arc::new(weights.clone()));
         Ok(digest)

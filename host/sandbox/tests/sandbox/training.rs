@@ -199,6 +199,19 @@ async fn every_mistake_is_answered_with_what_would_be_right() {
 }
 
 #[tokio::test]
+async fn a_job_cannot_tell_an_engine_behind_a_socket() {
+    for params in ["train 5", "two-adapters", "save-twice", "load", "wait-twice"] {
+        let (near, far) = (Job::new(params).run().await, Job::new(params).over_a_socket().run().await);
+        assert_eq!(format!("{:?}", near.events), format!("{:?}", far.events), "{params}");
+        assert_eq!(format!("{:?}", near.end.outcome), format!("{:?}", far.end.outcome), "{params}");
+        // The connection's end gives the job up once more, perhaps by now.
+        let (same, more) = far.commands.split_at(near.commands.len());
+        assert_eq!(near.commands, same, "{params}");
+        assert!(more.iter().all(|command| command == "drop-job 3"), "{params}: {more:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_dropped_run_has_the_engine_give_up_everything() {
     let job = Job::on(Engine::Silent, "train 1");
     let commands = job.commands.clone();

@@ -1,0 +1,84 @@
+//! The engine's end of a connection: passes on what the client may ask, and answers.
+//!
+//! Never leaves anything of the client's jobs on the engine when the connection ends, however it ends.
+
+use tokio::io::{AsyncRead, AsyncWrite, BufReader};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::grants::{Breach, Grants};
+use super::{Call, Return};
+use crate::client::Client;
+use crate::frame::{FrameError, FrameReader, FrameWriter};
+use crate::{Command, EngineError};
+
+/// Commands of one connection that are not answered yet; beyond it the stream is not read.
+const UNANSWERED_MAX: usize = 1024;
+
+/// Why a connection ended before its time. The client's fault, but for `Frame(Io)`.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// What came is no frame.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// What came is not the client's to ask.
+    #[error(transparent)]
+    Breach(#[from] Breach),
+}
+
+/// Serves one client until it goes away or breaks the rules. A frame from it has at most `bytes_max` bytes.
+///
+/// # Errors
+/// What the client did wrong.
+pub async fn serve<R, W>(reader: R, writer: W, engine: Client, grants: Grants, bytes_max: u64) -> Result<(), WireError>
+where
+    R: AsyncRead + Unpin + Send,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    let (answers, outbox) = mpsc::channel(UNANSWERED_MAX);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(answer(outbox, FrameWriter::new(writer)));
+    let ended = accept(FrameReader::new(BufReader::new(reader), bytes_max), &engine, &grants, &answers, &mut tasks).await;
+    tasks.shutdown().await;
+    for job in grants.jobs() {
+        // An engine that is gone holds nothing.
+        drop(engine.call(Command::DropJob { job }).await);
+    }
+    ended
+}
+
+async fn accept<R: AsyncRead + Unpin>(
+    mut reader: FrameReader<R>,
+    engine: &Client,
+    grants: &Grants,
+    answers: &mpsc::Sender<Return>,
+    tasks: &mut JoinSet<()>,
+) -> Result<(), WireError> {
+    while let Some(Call { id, command }) = reader.next().await? {
+        grants.check(&command)?;
+        while tasks.len() > UNANSWERED_MAX {
+            tasks.join_next().await;
+        }
+        let pending = engine.send(command).await;
+        let answers = answers.clone();
+        tasks.spawn(async move {
+            let reply = match pending {
+                Ok(pending) => pending.await,
+                Err(error) => Err::<_, EngineError>(error),
+            };
+            // The client is gone only with its connection.
+            drop(answers.send(Return { id, reply }).await);
+        });
+        while tasks.try_join_next().is_some() {}
+    }
+    Ok(())
+}
+
+async fn answer<W: AsyncWrite + Unpin>(mut outbox: mpsc::Receiver<Return>, mut writer: FrameWriter<W>) {
+    while let Some(answer) = outbox.recv().await {
+        // A client that does not listen is noticed where it is read.
+        if writer.send(&answer).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What a guest process may say of a job: no more than the job's limits let it, and nothing that contradicts what its parent knows.
+//!
+//! An honest process never meets these bounds, since the sandbox in it keeps the same limits.
+
+use std::collections::BTreeMap;
+
+use nodus_protocol::{AdapterWeights, Digest, ModelConfig};
+use nodus_sandbox::Limits;
+use nodus_sandbox::limits::METRIC_NAME_BYTES_MAX;
+use nodus_sandbox::services::Event;
+
+/// What one job has said so far.
+pub(super) struct Bounds {
+    limits: Limits,
+    log_bytes: u64,
+    metrics: u64,
+    progress_reports: u64,
+    /// Steps, evaluations and saved adapters: each takes a command to the engine.
+    results: u64,
+    /// Reports of how far an evaluation is: each follows a piece, which is a command too.
+    pieces: u64,
+    /// Bytes of weights and digest of each saved name.
+    saved: BTreeMap<String, (u64, Digest)>,
+}
+
+/// Log lines that the sandbox itself adds at a job's end.
+const CLOSING_BYTES: u64 = 1024;
+
+impl Bounds {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self { limits, log_bytes: 0, metrics: 0, progress_reports: 0, results: 0, pieces: 0, saved: BTreeMap::new() }
+    }
+
+    /// Counts an event; `commands` is how many the job has sent to its engine.
+    ///
+    /// # Errors
+    /// What no job could have said.
+    pub(super) fn event(&mut self, event: &Event, commands: u64) -> Result<(), &'static str> {
+        let count = |so_far: &mut u64, more: u64, most: u64, what: &'static str| {
+            *so_far = so_far.saturating_add(more);
+            if *so_far <= most { Ok(()) } else { Err(what) }
+        };
+        match event {
+            Event::Log { message, .. } => {
+                let most = self.limits.log_bytes.saturating_add(CLOSING_BYTES);
+                count(&mut self.log_bytes, message.len() as u64 + 1, most, "a longer log than its limit")
+            }
+            Event::Metric { name, .. } if name.len() > METRIC_NAME_BYTES_MAX => Err("a longer metric name than there is"),
+            Event::Metric { .. } => count(&mut self.metrics, 1, self.limits.metrics, "more metrics than its limit"),
+            Event::Progress { .. } => count(&mut self.progress_reports, 1, self.limits.progress_reports, "more reports than its limit"),
+            Event::Step { .. } | Event::Evaluation { .. } => count(&mut self.results, 1, commands, "more results than it asked for"),
+            Event::Evaluating { .. } => count(&mut self.pieces, 1, commands, "more pieces of evaluations than it asked for"),
+            Event::Saved { name, digest, .. } => match self.saved.get(name) {
+                Some((_, saved)) if saved == digest => count(&mut self.results, 1, commands, "more results than it asked for"),
+                _ => Err("an adapter that it did not save"),
+            },
+        }
+    }
+
+    /// Whether these weights may be saved under this name.
+    ///
+    /// # Errors
+    /// What the sandbox would have refused.
+    pub(super) fn save(&self, name: &str, weights: &AdapterWeights, model: &ModelConfig) -> Result<u64, &'static str> {
+        weights.validate(model).map_err(|_| "an adapter that does not fit its model")?;
+        let bytes = weights.modules.iter().map(|module| size_of::<f32>() as u64 * (module.a.len() + module.b.len()) as u64).sum::<u64>();
+        let others = || self.saved.iter().filter(|(other, _)| *other != name);
+        let total = others().map(|(_, (bytes, _))| bytes).sum::<u64>().saturating_add(bytes);
+        if others().count() as u64 + 1 > self.limits.artifacts || total > self.limits.artifact_bytes {
+            return Err("more adapters than its limit");
+        }
+        Ok(bytes)
+    }
+
+    /// It was saved.
+    pub(super) fn saved(&mut self, name: &str, bytes: u64, digest: Digest) {
+        self.saved.insert(name.to_owned(), (bytes, digest));
+    }
+}

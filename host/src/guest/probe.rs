@@ -1,0 +1,26 @@
+//! Starts a guest process and ends it again, to see what the kernel grants. Gives it nothing to run.
+
+use nodus_protocol::{Digest, channel};
+use nodus_sandbox::Limits;
+
+use super::process::{Process, Size};
+
+/// What this machine's kernel grants to guest processes, for people.
+pub(crate) fn report() -> String {
+    let started = || -> anyhow::Result<Vec<String>> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let (engine, _inbox) = channel(1);
+            let process = Process::start(engine, Digest::of(b""), Size::new(1, std::iter::once(Limits::DEFAULT), 0)).await?;
+            process.end().await;
+            Ok(process.missing().to_vec())
+        })
+    };
+    match started() {
+        Ok(missing) if missing.is_empty() => {
+            "a process of their own, wholly locked down (landlock, seccomp, no privileges, limits)".to_owned()
+        }
+        Ok(missing) => format!("a process of their own, but the kernel does not grant: {}", missing.join("; ")),
+        Err(error) => format!("cannot start: {error:#}"),
+    }
+}

@@ -1,0 +1,181 @@
+//! Where components become machine code: in a process of their own, once, kept in the data folder under this host's seal.
+//!
+//! Never loads what it did not seal itself, and never trusts a file for its name.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt as _, PermissionsExt as _};
+use nodus_protocol::Digest;
+use nodus_protocol::frame::decode;
+use nodus_sandbox::{ComponentRefusal, Limits, Precompiled, Sandbox, SealKey};
+
+use super::compile::Compiled;
+use super::process::fresh_key;
+use super::spawn::{Ends, Terms, how, lines, spawn};
+use crate::error::user;
+use crate::store::{Store, write_synced};
+use crate::text::escape_lines;
+
+/// The folder of machine code, in the data folder.
+const FOLDER: &str = "compiled";
+const KEY: &str = "seal.key";
+/// Pieces of machine code that are kept.
+const KEPT_MAX: usize = 256;
+/// Longest machine code that is taken from the process.
+const CODE_BYTES_MAX: u64 = 1 << 30;
+
+/// Compiles, and remembers.
+pub(crate) struct Workshop {
+    dir: Dir,
+    key: SealKey,
+    settings: Digest,
+    limits: Limits,
+    terms: Terms,
+    is_warned: AtomicBool,
+}
+
+impl Workshop {
+    /// The workshop of a data folder, for components within the limits that the sandbox has for uploads.
+    ///
+    /// # Errors
+    /// Ours: the folder refuses, or others may read the key.
+    pub(crate) fn open(store: &Store, sandbox: &Sandbox, terms: Terms) -> anyhow::Result<Self> {
+        let whole = store.dir()?;
+        whole.create_dir_all(FOLDER).context("making the folder of compiled components")?;
+        let dir = whole.open_dir(FOLDER).context("opening the folder of compiled components")?;
+        let key = own_key(&dir)?;
+        Ok(Self { dir, key, settings: sandbox.settings(), limits: sandbox.upload_limits(), terms, is_warned: AtomicBool::new(false) })
+    }
+
+    /// A component's machine code.
+    ///
+    /// # Errors
+    /// Ours: no process can be started, or the data folder refuses. The user's: the kernel locks down less than was demanded. Inside: why the
+    /// component is no training job.
+    pub(crate) fn compiled(&self, bytes: &[u8]) -> anyhow::Result<Result<Precompiled, ComponentRefusal>> {
+        let component = Digest::of(bytes);
+        let name = format!("{}-{}", component.hex(), self.settings.hex());
+        if let Ok(sealed) = self.dir.read(&name) {
+            if let Some(code) = Precompiled::open(&self.key, component, self.settings, &sealed) {
+                return Ok(Ok(code));
+            }
+            tracing::warn!("{FOLDER}/{name} of the data folder was changed by somebody; the component is compiled again");
+        }
+        let code = match self.compile(bytes)? {
+            Ok(code) => code,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let sealed = self.key.seal(component, self.settings, &code);
+        self.keep(&name, &sealed).context("keeping a compiled component")?;
+        Precompiled::open(&self.key, component, self.settings, &sealed).map(Ok).context("a seal does not hold that was just made")
+    }
+
+    fn compile(&self, bytes: &[u8]) -> anyhow::Result<Result<Vec<u8>, ComponentRefusal>> {
+        let said = match in_a_process(bytes.to_vec(), &self.limits)? {
+            Ok(said) => said,
+            Err(how) => {
+                return Ok(Err(ComponentRefusal::Compiler { how, ms: self.limits.compile_ms, bytes: self.limits.compile_memory_bytes }));
+            }
+        };
+        let Compiled { missing, code } = said;
+        if let Some(first) = missing.first() {
+            if self.terms.require_os_sandbox {
+                return Err(user(format!("--require-os-sandbox: the kernel does not lock the compiler down wholly: {first}")));
+            }
+            if !self.is_warned.swap(true, Relaxed) {
+                tracing::warn!("the kernel does not lock the compiler down wholly: {}", missing.join("; "));
+            }
+        }
+        Ok(code.map(serde_bytes::ByteBuf::into_vec))
+    }
+
+    /// Puts machine code in place, and removes the oldest beyond what is kept.
+    fn keep(&self, name: &str, sealed: &[u8]) -> anyhow::Result<()> {
+        let partial = format!(".{name}.{}", std::process::id());
+        if self.dir.exists(&partial) {
+            self.dir.remove_file(&partial)?;
+        }
+        write_synced(&self.dir, &partial, sealed)?;
+        self.dir.rename(&partial, &self.dir, name)?;
+        let mut kept = Vec::new();
+        for entry in self.dir.entries()? {
+            let entry = entry?;
+            if entry.file_name() != KEY {
+                kept.push((entry.metadata()?.modified()?.into_std(), entry.file_name()));
+            }
+        }
+        kept.sort();
+        for (_, oldest) in kept.iter().take(kept.len().saturating_sub(KEPT_MAX)) {
+            // Another process may have been quicker.
+            drop(self.dir.remove_file(oldest));
+        }
+        Ok(())
+    }
+}
+
+/// The key of this data folder's seals; at the first start, a new one.
+fn own_key(dir: &Dir) -> anyhow::Result<SealKey> {
+    if !dir.exists(KEY) {
+        let partial = format!(".{KEY}.{}", std::process::id());
+        let mut file = dir.open_with(&partial, OpenOptions::new().write(true).create(true).truncate(true).mode(0o600))?;
+        file.write_all(fresh_key()?.as_bytes()).and_then(|()| file.sync_all()).context("writing the key of compiled components")?;
+        // Whoever links first has made the key.
+        match dir.hard_link(&partial, dir, KEY) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(error).context("making the key of compiled components");
+            }
+            _ => dir.remove_file(&partial)?,
+        }
+    }
+    let mut file = dir.open(KEY).context("opening the key of compiled components")?;
+    let mode = file.metadata()?.permissions().mode() & 0o777;
+    ensure!(mode & !0o600 == 0, "{FOLDER}/{KEY} of the data folder has mode {mode:o}, expected 600: others could have any code run");
+    let mut bytes = [0; SealKey::BYTES];
+    file.read_exact(&mut bytes).context("reading the key of compiled components")?;
+    Ok(SealKey::new(bytes))
+}
+
+/// Has a process compile this. Inside: how it died of it.
+fn in_a_process(bytes: Vec<u8>, limits: &Limits) -> anyhow::Result<Result<Compiled, String>> {
+    let (input, mut feed) = io::pipe().context("making a pipe")?;
+    let (result, output) = io::pipe().context("making a pipe")?;
+    let ends = Ends { input: OwnedFd::from(input), output: OwnedFd::from(output) };
+    let arguments = [("limits", serde_json::to_string(limits)?)];
+    let mut child = spawn("compile", &arguments, ends).context("starting the process that compiles")?;
+    let complaints = child.stderr.take();
+    let (sender, receiver) = channel();
+    let read = std::thread::scope(|scope| {
+        // A process that dies early does not take all of it.
+        scope.spawn(move || drop(feed.write_all(&bytes)));
+        scope.spawn(move || {
+            let mut said = Vec::new();
+            let read = result.take(CODE_BYTES_MAX).read_to_end(&mut said).map(|_| said);
+            drop(sender.send(read));
+        });
+        scope.spawn(move || {
+            let log = |line: &str| tracing::warn!("the process that compiles: {}", escape_lines(line, 2000));
+            if let Some(complaints) = complaints {
+                lines(complaints, log);
+            }
+        });
+        let read = receiver.recv_timeout(Duration::from_millis(limits.compile_ms));
+        if read.is_err() {
+            drop(child.kill());
+        }
+        read
+    });
+    let status = child.wait();
+    let said = match read {
+        Ok(said) => said.context("reading from the process that compiles")?,
+        Err(_) => return Ok(Err("took too long and was ended".to_owned())),
+    };
+    match decode(&said) {
+        Ok(compiled) if status.as_ref().is_ok_and(std::process::ExitStatus::success) => Ok(Ok(compiled)),
+        _ => Ok(Err(how(status))),
+    }
+}

@@ -1,0 +1,10 @@
+;; 1: spins without a call.
+(component
+  
+  (core module $main
+    
+    (memory (export "memory") 1)
+    (func (export "run") (result i32) (loop (br 0)) i32.const 0))
+  (core instance $main (instantiate $main ))
+  (func (export "run") (result (result (error string)))
+    (canon lift (core func $main "run") (memory (core memory $main "memory")))))

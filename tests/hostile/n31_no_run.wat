@@ -1,0 +1,2 @@
+;; 31: exports nothing.
+(component)
