@@ -199,7 +199,7 @@ impl<D: Device> Engine<D> {
     /// What the decision sees of a command.
     pub(crate) fn item(&self, command: &Command, sent_us: u64) -> Item {
         let (adapter, rows) = match command {
-            Command::ForwardBackward { slot, batch } | Command::TrainStep { slot, batch, .. } | Command::Evaluate { slot, batch } => {
+            Command::ForwardBackward { slot, batch } | Command::TrainStep { slot, batch, .. } | Command::Evaluate { slot, batch, .. } => {
                 (*slot, Some(batch.rows()))
             }
             Command::CreateAdapter { slot, .. }

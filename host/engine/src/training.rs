@@ -25,6 +25,8 @@ use crate::trunk::Trunk;
 struct Ask<'c> {
     slot: AdapterSlot,
     batch: &'c Batch,
+    /// What errors count its sequences from.
+    first: usize,
     trains: bool,
     optimiser: Option<&'c AdamW>,
 }
@@ -32,9 +34,11 @@ struct Ask<'c> {
 impl<'c> Ask<'c> {
     fn of(command: &'c Command) -> Option<Self> {
         match command {
-            Command::ForwardBackward { slot, batch } => Some(Self { slot: *slot, batch, trains: true, optimiser: None }),
-            Command::TrainStep { slot, batch, optimiser } => Some(Self { slot: *slot, batch, trains: true, optimiser: Some(optimiser) }),
-            Command::Evaluate { slot, batch } => Some(Self { slot: *slot, batch, trains: false, optimiser: None }),
+            Command::ForwardBackward { slot, batch } => Some(Self { slot: *slot, batch, first: 0, trains: true, optimiser: None }),
+            Command::TrainStep { slot, batch, optimiser } => {
+                Some(Self { slot: *slot, batch, first: 0, trains: true, optimiser: Some(optimiser) })
+            }
+            Command::Evaluate { slot, batch, first } => Some(Self { slot: *slot, batch, first: *first, trains: false, optimiser: None }),
             _ => None,
         }
     }
@@ -77,7 +81,7 @@ impl<D: Device> Engine<D> {
         let ask = Ask::of(command).ok_or_else(|| EngineError::invalid("the command has no batch"))?;
         let adapter = self.sound_adapter(ask.slot)?;
         if let Some(trunk) = self.trunks.get(adapter.trunk.0 as usize) {
-            check_batch(ask.batch, &trunk.config)?;
+            check_batch(ask.batch, ask.first, &trunk.config)?;
             let size = ask.batch.sequences.iter().map(|sequence| BatchSize::of(sequence, self.device.row_align())).sum();
             let needed_bytes = activation_bytes(&trunk.config, &adapter.sites, size, ask.trains);
             let mut jobs = self.counters.jobs();
@@ -143,7 +147,11 @@ impl<D: Device> Engine<D> {
         self.cache.keep(slots);
         self.cache.count(come_in, missed);
         self.counters.count_pass(asks.iter().map(|ask| ask.batch.rows()), map.work(), (outcome.trunk_ns, outcome.above_ns));
-        let settle = |(number, member): (usize, Member<'_, D>)| (member.slot, settle(member, map.losses_of(number, &outcome.losses)));
+        let firsts: BTreeMap<AdapterSlot, usize> = asks.iter().map(|ask| (ask.slot, ask.first)).collect();
+        let settle = |(number, member): (usize, Member<'_, D>)| {
+            let first = firsts.get(&member.slot).copied().unwrap_or(0);
+            (member.slot, settle(member, first, map.losses_of(number, &outcome.losses)))
+        };
         Ok(members.into_iter().enumerate().map(settle).collect())
     }
 
@@ -196,8 +204,8 @@ fn tear<D: Device>(member: Member<'_, D>, error: &EngineError) -> EngineError {
 }
 
 /// Books a pass's losses on the member, or ends it.
-fn settle<D: Device>(member: Member<'_, D>, losses: impl IntoIterator<Item = f32>) -> Result<Vec<SequenceLoss>, EngineError> {
-    let losses = sequence_losses(member.batch, losses).map_err(|what| match member.trains {
+fn settle<D: Device>(member: Member<'_, D>, first: usize, losses: impl IntoIterator<Item = f32>) -> Result<Vec<SequenceLoss>, EngineError> {
+    let losses = sequence_losses(member.batch, first, losses).map_err(|what| match member.trains {
         true => member.adapter.poison(&what),
         false => member.adapter.poison_evaluated(&what),
     })?;
@@ -264,11 +272,11 @@ fn check_step(optimiser: &AdamW, sequences: u64, weight_sum: f64) -> Result<(), 
     Ok(())
 }
 
-fn check_batch(batch: &Batch, config: &ModelConfig) -> Result<(), EngineError> {
+fn check_batch(batch: &Batch, first: usize, config: &ModelConfig) -> Result<(), EngineError> {
     if batch.sequences.is_empty() {
         return Err(EngineError::invalid("the batch is empty, expected at least one sequence"));
     }
-    for (number, sequence) in batch.sequences.iter().enumerate() {
+    for (number, sequence) in (first..).zip(&batch.sequences) {
         sequence.check(config).map_err(|error| EngineError::invalid(format!("sequence {number}: {error}")))?;
     }
     Ok(())

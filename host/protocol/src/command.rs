@@ -81,6 +81,8 @@ pub enum Command {
         slot: AdapterSlot,
         /// On what.
         batch: Batch,
+        /// The number of its first sequence, where it is a piece of a larger batch: errors count from there.
+        first: usize,
     },
     /// The weights. Answers `Weights`.
     Export {

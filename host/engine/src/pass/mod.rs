@@ -220,11 +220,12 @@ fn lora_grads<'x, D: Device>(
     members.iter_mut().enumerate().filter_map(group).collect()
 }
 
-/// The loss of each sequence of a member's batch: its rows in order, added in float64. A row with a loss that is not finite is named.
-pub(crate) fn sequence_losses(batch: &Batch, losses: impl IntoIterator<Item = f32>) -> Result<Vec<SequenceLoss>, String> {
+/// The loss of each sequence of a member's batch: its rows in order, added in float64. A row with a loss that is not finite is named,
+/// its sequence counted from `first`.
+pub(crate) fn sequence_losses(batch: &Batch, first: usize, losses: impl IntoIterator<Item = f32>) -> Result<Vec<SequenceLoss>, String> {
     let mut losses = losses.into_iter();
     let mut all = Vec::with_capacity(batch.sequences.len());
-    for (number, sequence) in batch.sequences.iter().enumerate() {
+    for (number, sequence) in (first..).zip(&batch.sequences) {
         let mut sums = SequenceLoss { loss_sum: 0.0, weight_sum: 0.0, labelled: 0 };
         for (row, weight) in sequence.weights().iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
             let loss = losses.next().unwrap_or(f32::NAN);

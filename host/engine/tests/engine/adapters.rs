@@ -197,9 +197,11 @@ fn an_evaluation_that_is_not_finite_says_so() {
     weights.modules.iter_mut().flat_map(|m| m.a.iter_mut().chain(&mut m.b)).for_each(|x| *x = 3e30);
     let weights = Arc::new(weights);
     done(engine.execute(Command::LoadAdapter { slot: slot(1), trunk: TRUNK, weights, seed: 7, cohort: None }));
-    let ended = error(engine.execute(evaluate(slot(1), &batch)));
+    // The second piece of an evaluation: its sequence is numbered as its user knows it.
+    let ended = error(engine.execute(Command::Evaluate { slot: slot(1), batch, first: 16 }));
     assert_eq!(ended.kind, ErrorKind::NonFinite);
     assert!(ended.message.starts_with("evaluation after step 0: the loss is"), "{ended}");
+    assert!(ended.message.contains("at sequence 16, row 0"), "{ended}");
 }
 
 /// A gradient that overflows ends the adapter at the step, before it reaches the weights; weights that overflow are never exported.

@@ -188,7 +188,7 @@ impl Case {
                     commands.extend(batches.iter().map(|places| Command::ForwardBackward { slot, batch: batch(places) }));
                     commands.push(Command::OptimStep { slot, optimiser });
                 }
-                Act::Evaluate(places) => commands.push(Command::Evaluate { slot, batch: batch(places) }),
+                Act::Evaluate(places) => commands.push(Command::Evaluate { slot, batch: batch(places), first: 0 }),
                 Act::Export => commands.push(Command::Export { slot }),
             }
         }

@@ -139,7 +139,7 @@ pub(crate) fn forward_backward(slot: AdapterSlot, batch: &Batch) -> Command {
 }
 
 pub(crate) fn evaluate(slot: AdapterSlot, batch: &Batch) -> Command {
-    Command::Evaluate { slot, batch: batch.clone() }
+    Command::Evaluate { slot, batch: batch.clone(), first: 0 }
 }
 
 pub(crate) fn optim_step(slot: AdapterSlot) -> Command {

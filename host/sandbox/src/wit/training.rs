@@ -137,7 +137,13 @@ impl guest::HostAdapter for State {
         }
         let (charge, data) = (batch.charge.clone(), batch.source);
         let pieces = split(&batch.batch.sequences, self.limits.batch_tokens.min(EVALUATION_ROWS_MAX));
-        let commands = pieces.into_iter().map(|sequences| Command::Evaluate { slot, batch: Batch { sequences } }).collect();
+        let mut first = 0;
+        let piece = |sequences: Vec<Arc<Sequence>>| {
+            let begin = first;
+            first += sequences.len();
+            Command::Evaluate { slot, batch: Batch { sequences }, first: begin }
+        };
+        let commands = pieces.into_iter().map(piece).collect();
         self.call(adapter, Kind::Evaluate { data }, commands, Some(charge), PendingLoss).await
     }
 

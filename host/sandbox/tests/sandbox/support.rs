@@ -177,8 +177,11 @@ fn serve(engine: Engine, mut inbox: Inbox, seen: &Mutex<Vec<String>>) {
                 see(format!("forward-backward {}", slot.index));
                 Ok(Reply::Loss(batch.sequences.iter().map(|sequence| loss(sequence)).collect()))
             }
-            Command::Evaluate { slot, batch } => {
+            Command::Evaluate { slot, batch, first } => {
                 see(format!("evaluate {} {}", slot.index, batch.rows()));
+                if *first > 0 {
+                    see(format!("from {first}"));
+                }
                 Ok(Reply::Loss(batch.sequences.iter().map(|sequence| loss(sequence)).collect()))
             }
             Command::OptimStep { slot, .. } | Command::TrainStep { slot, .. } => {

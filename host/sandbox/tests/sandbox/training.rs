@@ -125,6 +125,8 @@ async fn a_large_evaluation_is_split_with_equal_bits_and_told_once() {
     }
     assert_eq!(whole.log(), split.log());
     assert_eq!((pieces(&whole).len(), pieces(&split).len()), (2, 25));
+    let firsts = |ran: &Ran| ran.commands.iter().filter_map(|command| command.strip_prefix("from ")?.parse().ok()).collect::<Vec<u64>>();
+    assert_eq!((firsts(&whole), firsts(&split)), (vec![16], (1..25).collect()));
     let done = |ran: &Ran| {
         let of = |event: &Event| if let Event::Evaluating { done, total: 25 } = event { Some(*done) } else { None };
         ran.events.iter().filter_map(of).collect::<Vec<_>>()
