@@ -116,7 +116,14 @@ impl Crew {
         let (stopper, neighbours, is_warned) = (Stopper::new(), Neighbours::default(), AtomicBool::new(false));
         let shared = Arc::new(Shared { sandbox, terms, threads, is_warned, display, stopper, neighbours });
         let listener = shared.clone();
-        runtime.spawn(async move { listener.stopper.obey_interrupts(|text| listener.display.note(text)).await });
+        runtime.spawn(async move {
+            // On a thread of its own: a terminal that is paused takes no line, and the second interrupt must be heard all the same.
+            let note = |text: &str| {
+                let (display, text) = (listener.display.clone(), text.to_owned());
+                drop(std::thread::Builder::new().name("note".into()).spawn(move || display.note(&text)));
+            };
+            listener.stopper.obey_interrupts(note).await;
+        });
         Ok(Self { runtime, shared })
     }
 

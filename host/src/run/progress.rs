@@ -71,7 +71,7 @@ impl Progress {
     }
 
     /// A line of its own.
-    fn note(&self, text: &str) {
+    pub(super) fn note(&self, text: &str) {
         let text = self.named(text);
         match &self.sink {
             Sink::Bar(screen, _) => screen.suspend(|| say(&mut std::io::stderr(), &text)),
