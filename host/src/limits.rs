@@ -57,6 +57,12 @@ impl Limit {
         Ok(Self { name: known, value: number.ok_or_else(wrong)? })
     }
 
+    /// Whether it bounds what is uploaded, and so holds for a whole run.
+    #[must_use]
+    pub fn is_of_uploads(&self) -> bool {
+        self.name.starts_with("component-") || self.name.starts_with("compile-") || ["memories", "tables"].contains(&self.name)
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &'static str {

@@ -44,7 +44,8 @@ fn a_mistyped_data_folder_is_named_and_not_made() {
     }
     host.refused(2, run(&host, "sft", "new/parent/out", &["--data-dir", &absent]));
     // A job that fails before its first step leaves nothing either.
-    host.refused(2, run(&host, "sft", "new/parent/out", &["--set", "rank=0"]));
+    let error = host.refused(2, run(&host, "sft", "new/parent/out", &["--set", "rank=0"]));
+    assert!(error.contains("rank is 0"), "{error}");
     assert!(!host.path("mistyped").exists() && !host.path("new").exists());
 }
 
@@ -58,6 +59,23 @@ fn a_place_for_results_that_cannot_be_is_refused_before_anything_is_opened() {
         (args[place], args[model]) = (out.to_owned(), "absent".to_owned());
         let error = host.refused(2, args);
         assert!(error.contains(why) && error.contains(out.trim_end_matches("/out")), "{error}");
+    }
+}
+
+#[test]
+fn a_component_and_its_parameters_are_held_to_the_jobs_own_limits() {
+    let host = prepared();
+    std::fs::write(host.path("params.json"), r#"{"rank": 4}"#).unwrap();
+    let params = host.path("params.json").to_str().unwrap().to_owned();
+    for (limit, more, words) in [
+        ("component-bytes=1", &[][..], "sft.wasm"),
+        ("memories=0", &[], "memories"),
+        ("tables=0", &[], "tables"),
+        ("parameter-bytes=5", &["--params", params.as_str()], "params.json"),
+        ("parameter-bytes=5", &["--set", "rank=4"], "parameter-bytes"),
+    ] {
+        let error = host.refused(2, run(&host, "sft", "out", &[&["--limit", limit], more].concat()));
+        assert!(error.contains(words) && !host.path("out").exists(), "{limit}: {error}");
     }
 }
 

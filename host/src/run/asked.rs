@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::cli::{HeldOutArgs, RunArgs};
 use crate::error::{exit_code, user};
-use crate::limits::Limit;
+use crate::limits::{Limit, over};
 use crate::manifest::{self, Entry, MANIFEST_BYTES_MAX, Params};
 use crate::name::Name;
 use crate::paths::{Paths, shown};
@@ -53,7 +53,7 @@ fn of_sweep(paths: Paths, args: &RunArgs, (component, model, data): (&Path, &Nam
             return Err(user(format!("`{}` is both set and swept, expected one of the two", escape(sweep.key()))));
         }
     }
-    let file = args.params.as_deref().map(|path| Ok::<_, anyhow::Error>((shown(path), text(paths, path)?))).transpose()?;
+    let file = args.params.as_deref().map(|path| Ok::<_, anyhow::Error>((shown(path), text(paths, path, &args.limits)?))).transpose()?;
     let fixed = merge(file.as_ref().map(|(name, text)| (name.as_str(), text.as_str())), &args.settings)?;
     let member = |point: Point| {
         let mut parameters = fixed.clone();
@@ -89,7 +89,7 @@ fn of_entry(paths: Paths, folder: &Path, entry: Entry, cohort: u64) -> anyhow::R
         Params::Here(parameters) => sorted(parameters),
         Params::File(path) => {
             let path = folder.join(path);
-            merge(Some((&shown(&path), &text(paths, &path)?)), &[])?
+            merge(Some((&shown(&path), &text(paths, &path, &entry.limits)?)), &[])?
         }
     };
     if let Some(Value::String(path)) = parameters.get_mut(INIT_ADAPTER) {
@@ -100,7 +100,8 @@ fn of_entry(paths: Paths, folder: &Path, entry: Entry, cohort: u64) -> anyhow::R
     Ok(Asked { name, varied: Point::new(), component, model, data, held_out, parameters, seed, limits, cohort })
 }
 
-fn text(paths: Paths, path: &Path) -> anyhow::Result<String> {
-    let bytes = paths.read(path, Limits::DEFAULT.parameter_bytes)?;
+/// A file of parameters, within the job's own limit.
+fn text(paths: Paths, path: &Path, limits: &[Limit]) -> anyhow::Result<String> {
+    let bytes = paths.read(path, over(Limits::DEFAULT, limits).parameter_bytes)?;
     String::from_utf8(bytes).map_err(|error| user(format!("{}: not UTF-8: {error}", shown(path))))
 }
