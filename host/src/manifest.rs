@@ -173,7 +173,7 @@ impl Job<'_> {
             let limit = Limit::new(name, &text).map_err(|error| user(format!("{}: {error}", self.place)))?;
             if limit.is_of_uploads() {
                 return Err(user(format!(
-                    "{}: limit `{name}` bounds components, which the jobs of a manifest share: expected its default",
+                    "{}: limit `{name}` bounds components, which jobs share: expected --limit {name}=.., for all of them",
                     self.place
                 )));
             }
@@ -268,7 +268,7 @@ mod tests {
             (&format!("{JOB}held_out_count = 0"), &["held_out_count", "1 or more"]),
             (&format!("{JOB}limits = 3"), &["job `a`", "`limits`", "table"]),
             (&format!("{JOB}limits = {{ wal-ms = 3 }}"), &["job `a`", "`wal-ms`", "did you mean `wall-ms`?"]),
-            (&format!("{JOB}limits = {{ tables = 9 }}"), &["job `a`", "`tables`", "default"]),
+            (&format!("{JOB}limits = {{ tables = 9 }}"), &["job `a`", "`tables`", "--limit tables="]),
             (&format!("{JOB}limits = {{ wall-ms = 1.5 }}"), &["job `a`", "1.5", "whole number"]),
             (&format!("{JOB}params = 3"), &["`params`", "table"]),
             (&format!("{JOB}params = {{ x = nan }}"), &["params.x", "finite"]),

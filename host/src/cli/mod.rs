@@ -160,7 +160,7 @@ mod tests {
         assert!(refusal(&["--device", "gpu"]).contains("expected cpu, cuda, cuda:N or auto"));
         assert!(refusal(&["--trunk-cache", "much"]).contains("512MiB"));
         assert!(refusal(&["--limit", "cpu-ms=much"]).contains("whole number"));
-        assert!(refusal(&["--limit", "cpu=1"]).contains("cpu-stretch-ms"));
+        assert!(refusal(&["--limit", "cpu=1"]).contains("cpu-ms"));
         assert!(refusal(&["--in-process", "--require-os-sandbox"]).contains("cannot be used with"));
         assert!(refusal(&["--sweep", "rank"]).contains("key=v1,v2"));
         assert!(refusal(&["--sweep", "rank=4,4"]).contains("rank"));

@@ -42,8 +42,8 @@ pub struct RunArgs {
     #[arg(long, default_value_t = 0, conflicts_with = "manifest")]
     pub seed: u64,
     /// A limit of each job over its default, such as device-bytes=512MiB or wall-ms=60000; receipts record all limits. May be given many
-    /// times; a manifest has them job by job
-    #[arg(long = "limit", value_name = "NAME=VALUE", conflicts_with = "manifest")]
+    /// times; a job of a manifest may have its own over these
+    #[arg(long = "limit", value_name = "NAME=VALUE")]
     pub limits: Vec<Limit>,
     /// A TOML file that lists jobs to run together, each in a folder of its own
     #[arg(long, value_name = "FILE")]

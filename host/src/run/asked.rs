@@ -41,7 +41,7 @@ pub(crate) struct Asked {
 /// The user's: what is wrong with the command line, the manifest or a file of parameters.
 pub(crate) fn asked(paths: Paths, args: &RunArgs) -> anyhow::Result<Vec<Asked>> {
     match (&args.manifest, &args.component, &args.model, &args.data) {
-        (Some(path), ..) => of_manifest(paths, path),
+        (Some(path), ..) => of_manifest(paths, path, &args.limits),
         (None, Some(component), Some(model), Some(data)) => of_sweep(paths, args, (component, model, data)),
         _ => Err(user("a run needs a component, --model and --data, or --manifest")),
     }
@@ -74,17 +74,18 @@ fn of_sweep(paths: Paths, args: &RunArgs, (component, model, data): (&Path, &Nam
     Ok(points(&args.sweeps)?.into_iter().map(member).collect())
 }
 
-fn of_manifest(paths: Paths, path: &Path) -> anyhow::Result<Vec<Asked>> {
+fn of_manifest(paths: Paths, path: &Path, limits: &[Limit]) -> anyhow::Result<Vec<Asked>> {
     let bytes = paths.read(path, MANIFEST_BYTES_MAX)?;
     let within = |error: anyhow::Error| if exit_code(&error) == 2 { user(format!("{}: {error}", shown(path))) } else { error };
     let text = String::from_utf8(bytes).map_err(|error| within(user(format!("not UTF-8: {error}"))))?;
     let folder = path.parent().unwrap_or(Path::new(""));
     let entries = manifest::parse(&text).map_err(within)?;
-    entries.into_iter().zip(0..).map(|(entry, cohort)| of_entry(paths, folder, entry, cohort)).collect()
+    entries.into_iter().zip(0..).map(|(entry, cohort)| of_entry(paths, (folder, limits), entry, cohort)).collect()
 }
 
-/// A job of a manifest; its paths are relative to the manifest's folder.
-fn of_entry(paths: Paths, folder: &Path, entry: Entry, cohort: u64) -> anyhow::Result<Asked> {
+/// A job of a manifest; its paths are relative to the manifest's folder, and its limits go over those of all.
+fn of_entry(paths: Paths, (folder, limits): (&Path, &[Limit]), mut entry: Entry, cohort: u64) -> anyhow::Result<Asked> {
+    entry.limits.splice(..0, limits.iter().cloned());
     let mut parameters = match entry.params {
         Params::Here(parameters) => sorted(parameters),
         Params::File(path) => {
