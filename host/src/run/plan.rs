@@ -125,34 +125,17 @@ mod tests {
     use std::sync::Arc;
 
     use nodus_engine::plan::{BatchSize, evaluation_bytes, needs};
-    use nodus_protocol::{Architecture, Digest, LayerSelection, LoraConfig, ModelConfig, Module, Sequence};
+    use nodus_protocol::{Digest, LayerSelection, LoraConfig, ModelConfig, Module, Sequence};
     use nodus_sandbox::services::Dataset;
     use proptest::prelude::*;
     use serde_json::json;
 
     use super::{EVALUATION_ROW_ALIGN, EVALUATION_ROWS_MAX, config, plan};
+    use crate::cli::Dtype;
+    use crate::random::{Recipe, Shape};
 
-    /// SmolLM2-135M.
     fn model() -> ModelConfig {
-        ModelConfig {
-            architecture: Architecture::Llama,
-            hidden_size: 576,
-            intermediate_size: 1536,
-            num_hidden_layers: 30,
-            num_attention_heads: 9,
-            num_key_value_heads: 3,
-            head_dim: 64,
-            vocab_size: 49_152,
-            max_position_embeddings: 8192,
-            rms_norm_eps: 1e-5,
-            rope_theta: 100_000.0,
-            rope_scaling: None,
-            sliding_window: None,
-            qkv_bias: false,
-            tie_word_embeddings: true,
-            eos_token_id: None,
-            bos_token_id: None,
-        }
+        Recipe::new(Shape::SmolLm2_135m, 0, Dtype::F32).config
     }
 
     fn sequence(model: &ModelConfig, rows: usize, labelled: usize) -> Arc<Sequence> {
