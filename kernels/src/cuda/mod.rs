@@ -27,6 +27,7 @@ mod staging;
 mod support;
 mod tables;
 mod verdict;
+mod weights;
 
 pub use compile::Cache;
 pub use device::{CudaBuffer, CudaDevice, CudaOptions, CudaWeight};
