@@ -33,9 +33,11 @@ struct Attention {
     float scale;
     // Elements from row to row: rows of q, k and v, and of their gradients, may stand beside one another.
     u32 q_pitch;
-    u32 kv_pitch;
+    u32 k_pitch;
+    u32 v_pitch;
     u32 dq_pitch;
-    u32 dkv_pitch;
+    u32 dk_pitch;
+    u32 dv_pitch;
 };
 
 // Whether a query at `position` sees `key`. A padding query is at PADDING and its key numbers never reach that far: it is told apart by `valid`.

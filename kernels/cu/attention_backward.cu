@@ -46,8 +46,8 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE <= 128 ? 3 : 1) attentio
     key_range(p, row, valid, keys.rows, begin, end);
     auto fetch = [&](u32 key, u32 stage) {
         u32 rows = min((u32)TILE, keys.rows - key);
-        begin_head(k + stage * TILE * LD, p.k, keys.start + key, rows, p.kv_pitch, kv_head);
-        begin_head(v + stage * TILE * LD, p.v, keys.start + key, rows, p.kv_pitch, kv_head);
+        begin_head(k + stage * TILE * LD, p.k, keys.start + key, rows, p.k_pitch, kv_head);
+        begin_head(v + stage * TILE * LD, p.v, keys.start + key, rows, p.v_pitch, kv_head);
     };
     begin_head(q, p.q, row, valid, p.q_pitch, head);
     begin_head(dout, p.dout, row, valid, p.heads * HEAD_DIM, head);
@@ -127,8 +127,8 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 3 : WIDE <= 128 ? 2 : 1) attentio
             delta[stage][r] = real ? p.delta[(u64)(q_row + r) * p.heads + head] : 0;
         }
     };
-    begin_head(k, p.k, row, valid, p.kv_pitch, kv_head);
-    begin_head(v, p.v, row, valid, p.kv_pitch, kv_head);
+    begin_head(k, p.k, row, valid, p.k_pitch, kv_head);
+    begin_head(v, p.v, row, valid, p.v_pitch, kv_head);
     u32 first = next(0), stage = 0;
     if (first < queries.rows) fetch(first, 0);
     while (first < queries.rows) {
@@ -173,8 +173,8 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 3 : WIDE <= 128 ? 2 : 1) attentio
     bool real[2] = {base + acc_row(0) < valid, base + acc_row(2) < valid};
     if (group == 1) {
         float one[2] = {1, 1};
-        store_head<WIDE / 8>(p.dk, dk, one, real, row + base, p.dkv_pitch, head);
-        store_head<WIDE / 8>(p.dv, dv, one, real, row + base, p.dkv_pitch, head);
+        store_head<WIDE / 8>(p.dk, dk, one, real, row + base, p.dk_pitch, head);
+        store_head<WIDE / 8>(p.dv, dv, one, real, row + base, p.dv_pitch, head);
         return;
     }
 #pragma unroll
@@ -216,8 +216,8 @@ KERNEL __launch_bounds__(THREADS) attention_dq(PARAMS Attention p) {
     for (u32 key = begin; key < end; key += TILE) {
         u32 rows = min((u32)TILE, keys.rows - key);
         __syncthreads();
-        load_head(k, p.k, keys.start + key, rows, p.kv_pitch, kv_head);
-        load_head(v, p.v, keys.start + key, rows, p.kv_pitch, kv_head);
+        load_head(k, p.k, keys.start + key, rows, p.k_pitch, kv_head);
+        load_head(v, p.v, keys.start + key, rows, p.v_pitch, kv_head);
         __syncthreads();
         float s[TILE / 8][4] = {}, dp[TILE / 8][4] = {};
         warp_mma<false, false>(s, q + base * LD, LD, k, LD, WIDE);
@@ -258,8 +258,8 @@ KERNEL __launch_bounds__(THREADS) attention_dkv(PARAMS Attention p) {
     u32 key = row - p.kv_segments[segment].start; // position of the tile's first key
     u32 base = threadIdx.x / 32 * 16;
     float dk[WIDE / 8][4] = {}, dv[WIDE / 8][4] = {};
-    load_head(k, p.k, row, valid, p.kv_pitch, kv_head);
-    load_head(v, p.v, row, valid, p.kv_pitch, kv_head);
+    load_head(k, p.k, row, valid, p.k_pitch, kv_head);
+    load_head(v, p.v, row, valid, p.v_pitch, kv_head);
 
     for (u32 first = 0; first < queries.rows; first += TILE) {
         u32 rows = min((u32)TILE, queries.rows - first);
@@ -308,9 +308,8 @@ KERNEL __launch_bounds__(THREADS) attention_dkv(PARAMS Attention p) {
             if (at >= valid || column >= HEAD_DIM) continue;
             u64 to = ((u64)(row + at) * p.heads + head) * HEAD_DIM + column;
             if (group == 1) {
-                u64 own = (u64)(row + at) * p.dkv_pitch + head * HEAD_DIM + column;
-                store(p.dk + own, dk[j][i]);
-                store(p.dv + own, dv[j][i]);
+                store(p.dk + (u64)(row + at) * p.dk_pitch + head * HEAD_DIM + column, dk[j][i]);
+                store(p.dv + (u64)(row + at) * p.dv_pitch + head * HEAD_DIM + column, dv[j][i]);
             } else {
                 p.dk_parts[to] = dk[j][i];
                 p.dv_parts[to] = dv[j][i];
@@ -329,7 +328,7 @@ KERNEL attention_dkv_sum(PARAMS Attention p) {
             dk += p.dk_parts[from + head * HEAD_DIM];
             dv += p.dv_parts[from + head * HEAD_DIM];
         }
-        store(p.dk + (u64)row * p.dkv_pitch + i, dk);
-        store(p.dv + (u64)row * p.dkv_pitch + i, dv);
+        store(p.dk + (u64)row * p.dk_pitch + i, dk);
+        store(p.dv + (u64)row * p.dv_pitch + i, dv);
     }
 }

@@ -1,8 +1,8 @@
 // rms_norm:          x (rows x groups x width), weight (width) float32        out = x / sqrt(mean(x^2) + eps) * weight
 // rms_norm_backward: dy, x, weight                                            dx = or += (accumulate) its gradient
 //
-// Each of the groups of a row by itself; rows of others may stand between those of an array. Padding rows are untouched. A warp a group up to 512 wide, else a block of 256 threads: the
-// order of a sum depends on the width alone.
+// Each of the groups of a row by itself; rows of others may stand between those of an array. Padding rows are untouched. A warp a group up to
+// 512 wide, 128 threads up to 1024, else 256: the order of a sum depends on the width alone.
 #include "common.cuh"
 
 struct RmsNorm {
@@ -24,10 +24,9 @@ struct RmsNorm {
 // Where a group's elements begin.
 __device__ __forceinline__ u64 begin(const RmsNorm& p, u32 item, u32 pitch) { return (u64)(item / p.groups) * pitch + item % p.groups * p.width; }
 
-#define THREADS 256
 
 // What a thread has of a row: pieces of V, the first HELD of which stay in registers between the two times that they are needed.
-#define HELD 2
+#define HELD 1
 
 template <int T, int V> __device__ void forward(const RmsNorm& p, u32 item) {
     const act* x = p.x + begin(p, item, p.x_pitch);
@@ -122,14 +121,16 @@ __device__ __forceinline__ bool whole(const RmsNorm& p) {
     return (p.width | p.x_pitch | p.dy_pitch | p.out_pitch) % 8 == 0 && ((u64)p.x | (u64)p.dy | (u64)p.out) % 16 == 0;
 }
 
-// One team a group; a block holds THREADS / T of them.
-#define FOR_TEAM(T, BODY)                                                  \
-    u32 item = blockIdx.x * (THREADS / T) + threadIdx.x / T;               \
+// One team of T threads a group; a block of BLOCK threads holds several.
+#define FOR_TEAM(T, BLOCK, BODY)                                           \
+    u32 item = blockIdx.x * (BLOCK / T) + threadIdx.x / T;                 \
     if (item >= p.items || p.positions[item / p.groups] == PADDING) return; \
     if (whole(p)) BODY<T, 8>(p, item);                                     \
     else BODY<T, 1>(p, item);
 
-KERNEL rms_norm_warp(PARAMS RmsNorm p) { FOR_TEAM(32, forward) }
-KERNEL rms_norm_block(PARAMS RmsNorm p) { FOR_TEAM(THREADS, forward) }
-KERNEL rms_norm_backward_warp(PARAMS RmsNorm p) { FOR_TEAM(32, backward) }
-KERNEL rms_norm_backward_block(PARAMS RmsNorm p) { FOR_TEAM(THREADS, backward) }
+KERNEL rms_norm_32(PARAMS RmsNorm p) { FOR_TEAM(32, 256, forward) }
+KERNEL rms_norm_128(PARAMS RmsNorm p) { FOR_TEAM(128, 128, forward) }
+KERNEL rms_norm_256(PARAMS RmsNorm p) { FOR_TEAM(256, 256, forward) }
+KERNEL rms_norm_backward_32(PARAMS RmsNorm p) { FOR_TEAM(32, 256, backward) }
+KERNEL rms_norm_backward_128(PARAMS RmsNorm p) { FOR_TEAM(128, 128, backward) }
+KERNEL rms_norm_backward_256(PARAMS RmsNorm p) { FOR_TEAM(256, 256, backward) }

@@ -130,6 +130,17 @@ pub trait Device: Send + 'static {
         Ok(())
     }
 
+    /// Marks this point of the pass, once a pass, for [`Device::pass_ns`].
+    fn mark(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Nanoseconds that the device itself took for the last pass: up to its mark (0 without one), and from there to the first wait for its results. None
+    /// where the host's clock says as much.
+    fn pass_ns(&mut self) -> Result<Option<(u64, u64)>, DeviceError> {
+        Ok(None)
+    }
+
     /// out\[r\] = table\[tokens\[r\]\]. `tokens` has one entry a buffer row. =
     fn embed(&mut self, rows: &Layout, tokens: &[u32], table: &Self::Weight, out: &mut Self::Buffer) -> Result<(), DeviceError>;
 

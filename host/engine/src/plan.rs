@@ -70,7 +70,9 @@ pub fn matrices(model: &ModelConfig) -> Vec<(usize, usize)> {
     if model.num_hidden_layers > 1 {
         together.push(&[KProj, VProj, QProj]);
     }
-    let size = |modules: &[Module]| (modules.iter().map(|module| model.module_out(*module)).sum(), modules.first().map_or(0, |module| model.module_in(*module)));
+    let size = |modules: &[Module]| {
+        (modules.iter().map(|module| model.module_out(*module)).sum(), modules.first().map_or(0, |module| model.module_in(*module)))
+    };
     let mut sizes: Vec<_> = together.into_iter().map(size).collect();
     sizes.push((model.vocab_size, model.hidden_size));
     sizes.sort_unstable();

@@ -171,7 +171,8 @@ impl<D: Device> Loader<'_, D> {
         let [o] = self.linears(layer, [Module::OProj])?;
         let [gate, up] = self.linears(layer, [Module::GateProj, Module::UpProj])?;
         let [down] = self.linears(layer, [Module::DownProj])?;
-        let (input_norm, post_norm) = (self.take(&name("input_layernorm"), &[hidden])?, self.take(&name("post_attention_layernorm"), &[hidden])?);
+        let (input_norm, post_norm) =
+            (self.take(&name("input_layernorm"), &[hidden])?, self.take(&name("post_attention_layernorm"), &[hidden])?);
         Ok(Layer { input_norm, post_norm, q, k, v, o, gate, up, down, qk_norm })
     }
 }

@@ -35,15 +35,11 @@ struct Arguments {
     window: u32,
     scale: f32,
     q_pitch: u32,
-    kv_pitch: u32,
+    k_pitch: u32,
+    v_pitch: u32,
     dq_pitch: u32,
-    dkv_pitch: u32,
-}
-
-/// The pitch of two buffers of one width.
-fn same_pitch(a: &CudaBuffer, b: &CudaBuffer, width: usize) -> u32 {
-    assert!(a.pitch(width) == b.pitch(width), "k and v, or their gradients, are not of one kind");
-    a.pitch(width) as u32
+    dk_pitch: u32,
+    dv_pitch: u32,
 }
 
 /// Checks shapes, makes the kernels ready and fills in what both passes share.
@@ -80,7 +76,8 @@ fn prepare(
         window: window.map_or(0, |window| u32::try_from(window).unwrap_or(u32::MAX)),
         scale: 1.0 / (head_dim as f32).sqrt(),
         q_pitch: q.pitch(heads * head_dim) as u32,
-        kv_pitch: same_pitch(k, v, kv_heads * head_dim),
+        k_pitch: k.pitch(kv_heads * head_dim) as u32,
+        v_pitch: v.pitch(kv_heads * head_dim) as u32,
         ..Arguments::default()
     };
     Ok((tiling, arguments))
@@ -130,7 +127,8 @@ pub(super) fn backward(
     arguments.dk = device.read_rows("dk", dk, Use::Activation);
     arguments.dv = device.read_rows("dv", dv, Use::Activation);
     arguments.dq_pitch = dq.pitch(shape.heads * shape.head_dim) as u32;
-    arguments.dkv_pitch = same_pitch(dk, dv, shape.kv_heads * shape.head_dim);
+    arguments.dk_pitch = dk.pitch(shape.kv_heads * shape.head_dim) as u32;
+    arguments.dv_pitch = dv.pitch(shape.kv_heads * shape.head_dim) as u32;
     arguments.delta = device.scratch("attention delta", lse.len * 4)?;
     let parts = shape.heads > shape.kv_heads;
     if parts {

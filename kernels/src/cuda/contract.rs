@@ -134,6 +134,14 @@ impl Device for CudaDevice {
         self.end()
     }
 
+    fn mark(&mut self) -> Result<(), DeviceError> {
+        CudaDevice::mark(self)
+    }
+
+    fn pass_ns(&mut self) -> Result<Option<(u64, u64)>, DeviceError> {
+        CudaDevice::pass_ns(self).map(Some)
+    }
+
     fn embed(&mut self, rows: &Layout, tokens: &[u32], table: &CudaWeight, out: &mut CudaBuffer) -> Result<(), DeviceError> {
         rows::embed(self, rows, tokens, table, out)
     }

@@ -15,6 +15,7 @@ use super::head;
 use super::host_side::Event;
 use super::library::probe;
 use super::linear::Ready;
+use super::marks::Marks;
 use super::memory::{Block, Owner, Pool};
 use super::plan::{Key, Plan};
 use super::programs::Kernels;
@@ -59,6 +60,7 @@ pub struct CudaDevice {
     pub(super) prepared: HashMap<(Key, usize), Ready>,
     pub(super) precision: Precision,
     pub(super) recorder: Recorder,
+    pub(super) marks: Marks,
     /// What the gate found of it.
     pub(super) verdict: Option<GateReport>,
     /// Whether products run as the library likes, which depends on the number of rows.
@@ -182,6 +184,7 @@ impl CudaDevice {
             precision,
             unpinned: false,
             recorder: Recorder::new(),
+            marks: Marks::new(&gpu)?,
             verdict: None,
             tables: TableCache::default(),
             scratch: HashMap::new(),
@@ -286,7 +289,7 @@ impl CudaDevice {
         self.turn = 0;
         self.pool.begin_pass()?;
         self.begin_recording();
-        Ok(())
+        self.marks.begin()
     }
 
     pub(super) fn end(&mut self) -> Result<(), DeviceError> {
@@ -323,7 +326,13 @@ impl CudaDevice {
     }
 
     /// Elements to `offset` bytes into a block.
-    pub(super) fn upload_as(&mut self, (block, offset): (&Block, usize), element: Element, from: DType, bytes: &[u8]) -> Result<(), DeviceError> {
+    pub(super) fn upload_as(
+        &mut self,
+        (block, offset): (&Block, usize),
+        element: Element,
+        from: DType,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
         let len = bytes.len() / from.bytes();
         self.staging.upload(block, offset, len * element.bytes(), |at, chunk| {
             let first = at / element.bytes();

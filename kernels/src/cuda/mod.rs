@@ -18,6 +18,7 @@ mod host_side;
 mod library;
 mod linear;
 mod lora;
+mod marks;
 mod memory;
 mod plan;
 mod programs;

@@ -82,15 +82,19 @@ struct RmsNorm {
 }
 
 impl RmsNorm {
-    fn launch(device: &mut CudaDevice, layout: &Layout, mut arguments: Self, kernels: [&'static str; 2]) -> Result<(), DeviceError> {
+    fn launch(device: &mut CudaDevice, layout: &Layout, mut arguments: Self, kernels: [&'static str; 3]) -> Result<(), DeviceError> {
         arguments.positions = device.tables(layout)?.positions;
-        // As rms_norm.cu: a warp up to 512 wide, else the block.
-        let (kernel, teams) = if arguments.width <= 512 { (kernels[0], 8) } else { (kernels[1], 1) };
+        // As rms_norm.cu: by width, a kernel, its teams in a block, and its threads.
+        let (kernel, teams, threads) = match arguments.width {
+            0..=512 => (kernels[0], 8, 256),
+            513..=1024 => (kernels[1], 1, 128),
+            _ => (kernels[2], 1, 256),
+        };
         let (kernel, blocks) = (device.kernels.get(kernel), (arguments.items as usize).div_ceil(teams));
         let access = Access { reads: &[arguments.x, arguments.dy, arguments.out], writes: &[arguments.out] };
         // SAFETY: `RmsNorm` is rms_norm.cu's struct; a team an item, guarded by `items`; sizes were checked by the callers, whose output is the
         // only buffer written.
-        unsafe { device.launch(kernel, [blocks, 1, 1], 256, 0, &arguments, access) }
+        unsafe { device.launch(kernel, [blocks, 1, 1], threads, 0, &arguments, access) }
     }
 }
 
@@ -123,7 +127,7 @@ pub(super) fn rms_norm(
         dy_pitch: 0,
         out_pitch: out.pitch(groups * width) as u32,
     };
-    RmsNorm::launch(device, layout, arguments, ["rms_norm_warp", "rms_norm_block"])
+    RmsNorm::launch(device, layout, arguments, ["rms_norm_32", "rms_norm_128", "rms_norm_256"])
 }
 
 #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
@@ -161,7 +165,7 @@ pub(super) fn rms_norm_backward(
         dy_pitch: dy.pitch(groups * width) as u32,
         out_pitch: dx.pitch(groups * width) as u32,
     };
-    RmsNorm::launch(device, layout, arguments, ["rms_norm_backward_warp", "rms_norm_backward_block"])
+    RmsNorm::launch(device, layout, arguments, ["rms_norm_backward_32", "rms_norm_backward_128", "rms_norm_backward_256"])
 }
 
 #[repr(C)]

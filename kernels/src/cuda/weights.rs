@@ -61,7 +61,13 @@ pub(super) fn load(device: &mut CudaDevice, parts: &[Source<'_>]) -> Result<Vec<
 }
 
 /// The elements of one of them, `offset` bytes into a block that has room for them.
-fn fill(device: &mut CudaDevice, part: &Source<'_>, (block, offset): (&Block, usize), element: Element, len: usize) -> Result<(), DeviceError> {
+fn fill(
+    device: &mut CudaDevice,
+    part: &Source<'_>,
+    (block, offset): (&Block, usize),
+    element: Element,
+    len: usize,
+) -> Result<(), DeviceError> {
     assert!(offset + len * element.bytes() <= block.bytes(), "a weight past the end of its block");
     match part {
         Source::Stored(tensor) => device.upload_as((block, offset), element, tensor.dtype(), tensor.bytes()),

@@ -4,7 +4,8 @@
 
 use super::Run;
 use crate::{
-    AdamWItem, AttentionShape, Device, DeviceError, Dropout, Layout, LoraGrads, LoraIn, LoraModule, LoraOut, LoraRows, LoraSite, Source, Use,
+    AdamWItem, AttentionShape, Device, DeviceError, Dropout, Layout, LoraGrads, LoraIn, LoraModule, LoraOut, LoraRows, LoraSite, Source,
+    Use,
 };
 
 type Done = Result<(), DeviceError>;

@@ -172,7 +172,8 @@ impl<'a, 'm, D: Device> Pass<'a, 'm, D> {
         let losses = losses?;
         ended.map_err(torn)?;
         let (trunk_end_ns, end_ns) = (self.trunk_end_ns.unwrap_or(start_ns), (self.clock)());
-        let (trunk_ns, above_ns) = (trunk_end_ns.saturating_sub(start_ns), end_ns.saturating_sub(trunk_end_ns));
+        let by_host = (trunk_end_ns.saturating_sub(start_ns), end_ns.saturating_sub(trunk_end_ns));
+        let (trunk_ns, above_ns) = self.device.pass_ns().map_err(torn)?.unwrap_or(by_host);
         Ok(Outcome { losses, trunk_ns, above_ns })
     }
 
