@@ -23,3 +23,6 @@ pub mod settings;
 pub mod store;
 pub mod sweep;
 pub mod text;
+
+#[cfg(fuzzing)]
+pub use guest::fuzzing;
