@@ -53,6 +53,18 @@ pub fn guest(name: &str) -> PathBuf {
     path
 }
 
+/// The guest that does as it is told, of the sandbox's own tests; built when first asked for.
+#[must_use]
+pub fn told_guest() -> PathBuf {
+    let (root, cargo) = (root(), std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let target = host().parent().unwrap().join("told-guest");
+    let mut build = Command::new(cargo);
+    build.args(["build", "--quiet", "--release", "--target", "wasm32-wasip2"]);
+    build.arg("--manifest-path").arg(root.join("host/sandbox/tests/guest/Cargo.toml")).arg("--target-dir").arg(&target);
+    assert!(build.status().unwrap().success(), "the guest does not build; `rustup target add wasm32-wasip2` may be missing");
+    target.join("wasm32-wasip2/release/sandbox_guest.wasm")
+}
+
 /// A throw-away data folder and the commands that work on it.
 pub struct Host {
     /// Everything of one test: `data/` and whatever the test puts beside it.

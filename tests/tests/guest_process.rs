@@ -272,3 +272,57 @@ fn limits_are_the_operators_to_set() {
     let receipt = nodus_tests::statement(&std::fs::read(folder.path("out/receipt.json")).unwrap());
     assert_eq!(receipt["predicate"]["limits"]["adapters"], 3);
 }
+
+/// 35: several hosts compile the same component at once, in one new folder.
+#[test]
+fn hosts_that_compile_the_same_component_at_once_do_not_disturb_each_other() {
+    let folder = prepared();
+    let outs = ["first", "second", "third"];
+    let children = outs.map(|out| started(&folder, run(&folder, out, &[])));
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success() && !text(&output.stderr).contains("warn"), "{}", text(&output.stderr));
+    }
+    for out in outs {
+        assert_same(&contents(&folder.path("first"), &DIFFERS), &contents(&folder.path(out), &DIFFERS), out);
+    }
+    assert_eq!(std::fs::read_dir(folder.path("data/compiled")).unwrap().count(), 2, "the key and one component");
+}
+
+#[test]
+fn a_process_that_hangs_is_ended() {
+    let folder = prepared();
+    let child = started(&folder, run(&folder, "out", &["--set", "epochs=100000", "--guest-silence-ms", "1000"]));
+    let pid = guest_process(child.id(), &[]);
+    wait_for_steps(&folder.path("out"));
+    signal("STOP", pid);
+    let stopped = Instant::now();
+    let output = child.wait_with_output().unwrap();
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains("the job's process gave no sign of life for 1000 ms and was ended"), "{told}");
+    assert!(stopped.elapsed() < Duration::from_secs(30), "{:?}", stopped.elapsed());
+    assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    let entry: Value =
+        serde_json::from_str(folder.ok(["audit", "ledger", "--json", "--kind", "job_failed"]).lines().next().unwrap()).unwrap();
+    assert_eq!(entry["code"], "guest-process");
+}
+
+/// The compiler is locked down wholly, guests would not be: known only when all is ready, and still the user's to put right.
+#[test]
+fn locks_that_are_missing_late_are_refused_as_those_that_are_missing_early() {
+    let folder = prepared();
+    if !locks_wholly(&folder) {
+        return;
+    }
+    let mut shell = Command::new("sh");
+    // More CPU time than a compiler is given, less than guests are.
+    shell.args(["-c", "ulimit -t 1000; exec \"$@\"", "sh"]).arg(host()).args(run(&folder, "out", &["--require-os-sandbox"]));
+    let output = shell.env("NODUS_DATA_DIR", folder.path("data")).output().unwrap();
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains("--require-os-sandbox: the kernel does not lock guests down wholly: a limit on Cpu"), "{told}");
+    assert!(!folder.path("out").exists());
+    let ledger = folder.ok(["audit", "ledger", "--kind", "job_failed"]);
+    assert!(ledger.contains("os-sandbox"), "{ledger}");
+}

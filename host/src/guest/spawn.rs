@@ -7,23 +7,27 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use nodus_sandbox::Limits;
 
 use crate::cli::SandboxArgs;
 
 /// What the user wants of processes for guests.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     /// None at all: guests run in this process.
     pub(crate) in_process: bool,
     /// None that the kernel locks down less than wholly.
     pub(crate) require_os_sandbox: bool,
+    /// How long one may give no sign of life.
+    pub(crate) silence: Duration,
 }
 
 impl From<SandboxArgs> for Terms {
     fn from(args: SandboxArgs) -> Self {
-        Self { in_process: args.in_process, require_os_sandbox: args.require_os_sandbox }
+        let silence = Duration::from_millis(args.guest_silence_ms);
+        Self { in_process: args.in_process, require_os_sandbox: args.require_os_sandbox, silence }
     }
 }
 

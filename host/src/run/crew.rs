@@ -193,7 +193,7 @@ impl Shared {
         let Some((_, _, trunk)) = seats.first().filter(|_| !self.terms.in_process) else { return Ok(Home::Here) };
         let jobs = || seats.iter().map(|(_, post, _)| &post.job);
         let dataset_bytes = jobs().map(|job| job.dataset_bytes()).sum();
-        let size = Size::new(self.threads, jobs().map(|job| job.limits), dataset_bytes);
+        let size = Size::new(self.threads, jobs().map(|job| job.limits), dataset_bytes, self.terms.silence);
         let process = Process::start(trunk.engine.clone(), self.sandbox.settings(), size).await?;
         if !process.missing().is_empty() {
             let missing = process.missing().join("; ");

@@ -3,7 +3,7 @@
 //!
 //! The numbers are those of `tests/hostile/README.md`, which says where the attacks are that are not written as text.
 #![expect(clippy::disallowed_methods, reason = "tests work on real folders, as a user does")]
-#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a panic is how a test fails")]
 
 #[cfg(target_os = "linux")]
 mod baseline;
