@@ -61,6 +61,7 @@ pub(super) fn how(status: io::Result<ExitStatus>) -> String {
     match (status.signal(), status.code()) {
         (Some(libc::SIGSYS), _) => "was ended by the kernel: it made a system call that it may not make".to_owned(),
         (Some(libc::SIGXCPU), _) => "was ended by the kernel: it used more CPU time than all its jobs may".to_owned(),
+        (Some(libc::SIGKILL), _) => "was killed from outside (SIGKILL), as the kernel does where the machine runs out of memory".to_owned(),
         (Some(signal), _) => format!("was killed by signal {signal}{}", signal_name(signal)),
         (None, code) => format!("ended with exit code {}", code.unwrap_or_default()),
     }
@@ -68,7 +69,6 @@ pub(super) fn how(status: io::Result<ExitStatus>) -> String {
 
 fn signal_name(signal: i32) -> &'static str {
     match signal {
-        libc::SIGKILL => " (SIGKILL)",
         libc::SIGSEGV => " (SIGSEGV)",
         libc::SIGABRT => " (SIGABRT)",
         libc::SIGBUS => " (SIGBUS)",

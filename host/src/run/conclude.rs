@@ -6,13 +6,14 @@
 use std::io;
 
 use anyhow::Context as _;
-use cap_std::fs::{Dir, DirEntry};
+use cap_std::fs::Dir;
 use nodus_engine::JobBytes;
 use nodus_receipts::ledger::BytesEvent;
 use nodus_sandbox::{Failure, JobEnd, Outcome, Usage};
 
 use super::certify::certify;
 use super::crew::{Ended, Fared, Post};
+use super::output::holds_anything;
 use super::record::{Figures, HELD_OUT, LOG, LOSSES, METRICS};
 use crate::books::{Account, Books, LOCAL};
 use crate::cli::Lane;
@@ -85,12 +86,9 @@ pub(crate) fn conclude(office: &mut Office<'_>, number: usize, post: &Post, fare
     done.unwrap_or_else(|error| Verdict { status: Status::Broken(error), kept: left(post.folder.dir()) })
 }
 
-/// Whether a job that the host failed had written anything.
+/// What is kept of a job that the host failed: what it had written.
 fn left(folder: &Dir) -> Kept {
-    let is_written =
-        |entry: io::Result<DirEntry>| entry.and_then(|entry| entry.metadata()).is_ok_and(|found| found.is_dir() || found.len() > 0);
-    let any = folder.entries().is_ok_and(|mut entries| entries.any(is_written));
-    if any { Kept::Left } else { Kept::Nothing }
+    if holds_anything(folder) { Kept::Left } else { Kept::Nothing }
 }
 
 /// Enters the engine's own figures.

@@ -1,15 +1,15 @@
 //! The folder of a run's results, made beside its final place and renamed into it.
 //!
 //! Never shows a half-written result: DIR is absent (or empty) until the run has ended. `.NAME.partial` beside it is locked while
-//! its run lives; what a killed run left there is replaced by the next one.
+//! its run lives; what a killed run left there is set aside by the next one, as `.NAME.killed`.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
-use cap_std::fs::{Dir, File, MetadataExt as _, OpenOptions};
+use cap_std::fs::{Dir, DirEntry, File, MetadataExt as _, OpenOptions};
 
 use crate::error::user;
 use crate::paths::{Paths, cannot, shown};
@@ -42,8 +42,8 @@ impl Output {
         let begin = || -> anyhow::Result<Self> {
             let (parent, name) = paths.parent(path)?;
             refuse_taken(&parent, &name, path)?;
-            let partial = partial_name(&name);
-            let (dir, lock) = claim(&parent, &partial).map_err(|error| match error.kind() {
+            let (partial, killed) = (beside(&name, ".partial"), beside(&name, ".killed"));
+            let (dir, lock) = claim(&parent, &partial, &killed).map_err(|error| match error.kind() {
                 io::ErrorKind::WouldBlock => user(format!("another run is writing to {}: choose another folder for --out", shown(path))),
                 _ => cannot("create", path, &error),
             })?;
@@ -156,12 +156,12 @@ impl Drop for Output {
     }
 }
 
-/// What a folder of results is called while it is made.
-fn partial_name(name: &Path) -> OsString {
-    let mut partial = OsString::from(".");
-    partial.push(name);
-    partial.push(".partial");
-    partial
+/// What a folder of results is called while it is made, or when its run was killed.
+fn beside(name: &Path, suffix: &str) -> OsString {
+    let mut hidden = OsString::from(".");
+    hidden.push(name);
+    hidden.push(suffix);
+    hidden
 }
 
 /// What a job's folder is called where the host failed before it signed; no job's name begins with a dot.
@@ -195,8 +195,8 @@ fn refuse(entries: io::Result<usize>, path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Makes the partial folder and locks it; `WouldBlock` where another process has it.
-fn claim(parent: &Dir, partial: &OsString) -> io::Result<(Dir, std::fs::File)> {
+/// Makes the partial folder and locks it, after what a killed run left there was set aside; `WouldBlock` where another process has it.
+fn claim(parent: &Dir, partial: &OsStr, killed: &OsStr) -> io::Result<(Dir, std::fs::File)> {
     // One at a time in this folder: a fresh one must not be taken for a dead run's before it is locked.
     let turn = reopened(parent)?.into_std();
     turn.lock()?;
@@ -208,7 +208,7 @@ fn claim(parent: &Dir, partial: &OsString) -> io::Result<(Dir, std::fs::File)> {
                 lock.try_lock()?;
                 // Another run may have replaced it between the opening and the lock: then what is there now is alive.
                 if same(&stale, &parent.open_dir(partial)?)? {
-                    parent.remove_dir_all(partial)?;
+                    set_aside(parent, (&stale, partial), killed)?;
                 }
             }
             Err(error) => return Err(error),
@@ -220,6 +220,26 @@ fn claim(parent: &Dir, partial: &OsString) -> io::Result<(Dir, std::fs::File)> {
             }
         }
     }
+}
+
+/// Keeps what a killed run wrote, in the place of what an earlier one did; of a run that wrote nothing, nothing.
+fn set_aside(parent: &Dir, (stale, partial): (&Dir, &OsStr), killed: &OsStr) -> io::Result<()> {
+    if !holds_anything(stale) {
+        return parent.remove_dir_all(partial);
+    }
+    match parent.remove_dir_all(killed) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => parent.rename(partial, parent, killed)?,
+    }
+    tracing::warn!("an earlier run into this folder was killed: what it had written is now in {}", shown(Path::new(killed)));
+    Ok(())
+}
+
+/// Whether there is a folder, or a file with bytes in it.
+pub(super) fn holds_anything(folder: &Dir) -> bool {
+    let is_written =
+        |entry: io::Result<DirEntry>| entry.and_then(|entry| entry.metadata()).is_ok_and(|found| found.is_dir() || found.len() > 0);
+    folder.entries().is_ok_and(|mut entries| entries.any(is_written))
 }
 
 /// Whether two handles are of one folder.
@@ -363,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn two_runs_do_not_share_a_folder_and_a_dead_runs_is_replaced() {
+    fn two_runs_do_not_share_a_folder_and_a_dead_runs_is_set_aside() {
         let (root, paths) = root();
         let path = root.path().join("out");
         let living = Output::create(paths, &path).unwrap();
@@ -373,7 +393,13 @@ mod tests {
         let stale = paths.create_dir_all(&root.path().join(".out.partial")).unwrap();
         stale.write("half", "x").unwrap();
         drop(stale);
-        let output = Output::create(paths, &path).unwrap();
-        assert!(!output.folder().unwrap().dir().exists("half"));
+        for _ in 0..2 {
+            // What the second finds holds nothing, and takes nothing's place.
+            let output = Output::create(paths, &path).unwrap();
+            assert!(!output.folder().unwrap().dir().exists("half"));
+            output.folder().unwrap().file("losses.jsonl").unwrap();
+            output.leave();
+        }
+        assert_eq!(paths.open_dir(&root.path().join(".out.killed")).unwrap().read_to_string("half").unwrap(), "x");
     }
 }
