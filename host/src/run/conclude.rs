@@ -12,8 +12,8 @@ use nodus_receipts::ledger::BytesEvent;
 use nodus_sandbox::{Failure, JobEnd, Outcome, Usage};
 
 use super::certify::certify;
+use super::claim::holds_anything;
 use super::crew::{Ended, Fared, Post};
-use super::output::holds_anything;
 use super::record::{Figures, HELD_OUT, LOG, LOSSES, METRICS};
 use crate::books::{Account, Books, LOCAL};
 use crate::cli::Lane;

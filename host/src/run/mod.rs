@@ -5,6 +5,7 @@
 mod asked;
 mod certify;
 pub(crate) mod choice;
+mod claim;
 mod conclude;
 pub(crate) mod crew;
 pub(crate) mod device;
