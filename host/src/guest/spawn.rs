@@ -48,7 +48,7 @@ pub(super) fn spawn(verb: &str, arguments: &[(&str, String)], ends: Ends) -> io:
 }
 
 /// This program, also where its file was replaced meanwhile.
-fn program() -> io::Result<PathBuf> {
+pub(crate) fn program() -> io::Result<PathBuf> {
     if cfg!(target_os = "linux") { Ok(PathBuf::from("/proc/self/exe")) } else { std::env::current_exe() }
 }
 

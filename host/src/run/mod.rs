@@ -20,7 +20,7 @@ pub(crate) mod record;
 pub(crate) mod recorder;
 pub(crate) mod rows;
 pub(crate) mod services;
-mod sharing;
+pub(crate) mod sharing;
 pub(crate) mod stop;
 mod summary;
 pub(crate) mod tokens;
