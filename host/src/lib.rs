@@ -24,3 +24,6 @@ pub mod settings;
 pub mod store;
 pub mod sweep;
 pub mod text;
+
+#[cfg(fuzzing)]
+pub use guest::fuzzing;

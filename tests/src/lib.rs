@@ -94,6 +94,19 @@ impl Host {
     }
 }
 
+/// Processes that a host has started for one of its verbs (`guest`, `compile`), as `/proc` tells.
+#[must_use]
+pub fn children(host: u32, verb: &str) -> Vec<u32> {
+    let pids = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_string_lossy().parse::<u32>().ok());
+    let is_wanted = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        parent == Some(host) && line.split(|byte| *byte == 0).nth(1) == Some(verb.as_bytes())
+    };
+    pids.filter(is_wanted).collect()
+}
+
 /// Bytes as text.
 #[must_use]
 pub fn text(bytes: &[u8]) -> String {

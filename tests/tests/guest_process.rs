@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nodus_tests::{Host, assert_same, contents, golden, guest, host, text, token_lines};
+use nodus_tests::{Host, assert_same, children, contents, golden, guest, host, text, token_lines};
 use serde_json::Value;
 
 /// Of a receipt, what two equal runs differ in.
@@ -39,14 +39,8 @@ fn started(host_folder: &Host, args: Vec<String>) -> Child {
 fn guest_process(host: u32, but: &[u32]) -> u32 {
     let began = Instant::now();
     loop {
-        for entry in std::fs::read_dir("/proc").unwrap() {
-            let Ok(pid) = entry.unwrap().file_name().to_string_lossy().parse::<u32>() else { continue };
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            if parent == Some(host) && !but.contains(&pid) && line.split(|byte| *byte == 0).nth(1) == Some(b"guest") {
-                return pid;
-            }
+        if let Some(pid) = children(host, "guest").into_iter().find(|pid| !but.contains(pid)) {
+            return pid;
         }
         assert!(began.elapsed() < Duration::from_secs(60), "no guest process was started");
         std::thread::sleep(Duration::from_millis(5));

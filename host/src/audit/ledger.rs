@@ -52,6 +52,7 @@ fn line(entry: &Entry) -> String {
             let event = format!("{event:?}").to_lowercase();
             format!("tenant {} job {} adapter {adapter} {event} {bytes}", escape(tenant), escape(job))
         }
+        Event::JobFailed { job, tenant, code } => format!("tenant {} job {} {}", escape(tenant), escape(job), escape(code)),
     };
     format!("{:>6}  {}  {:<13}  {what}", entry.at.sequence, entry.unix_ms, entry.event.kind())
 }
@@ -71,9 +72,10 @@ fn json_line(entry: &Entry) -> serde_json::Result<String> {
 
 fn sums(summary: &Summary) -> Vec<String> {
     let mut lines = vec![format!(
-        "{}, {} among them",
+        "{}, {} and {} among them",
         count(summary.entries, "entry").replace("entrys", "entries"),
-        count(summary.receipts, "receipt")
+        count(summary.receipts, "receipt"),
+        count(summary.jobs_failed, "failed job")
     )];
     for (tenant, bytes) in &summary.adapter_bytes {
         lines.push(format!(
@@ -97,6 +99,7 @@ fn json_summary(summary: &Summary) -> serde_json::Result<String> {
     struct Sums<'a> {
         entries: u64,
         receipts: u64,
+        jobs_failed: u64,
         adapter_bytes: &'a std::collections::BTreeMap<String, nodus_receipts::ledger::AdapterBytes>,
         head: Option<nodus_protocol::Digest>,
         torn_line: Option<u64>,
@@ -104,6 +107,7 @@ fn json_summary(summary: &Summary) -> serde_json::Result<String> {
     serde_json::to_string(&Sums {
         entries: summary.entries,
         receipts: summary.receipts,
+        jobs_failed: summary.jobs_failed,
         adapter_bytes: &summary.adapter_bytes,
         head: summary.head.map(|head| head.digest),
         torn_line: summary.torn.as_ref().map(|torn| torn.line),

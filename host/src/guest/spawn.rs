@@ -27,6 +27,9 @@ impl From<SandboxArgs> for Terms {
     }
 }
 
+/// How the ledger calls a job that was refused for want of the kernel's locks.
+pub(crate) const OS_SANDBOX: &str = "os-sandbox";
+
 /// Standard input and output of a process.
 pub(super) struct Ends {
     pub(super) input: OwnedFd,

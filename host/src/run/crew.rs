@@ -24,8 +24,8 @@ use super::services::RunServices;
 use super::sharing::Sharing;
 use super::stop::Stopper;
 use crate::cli::Lane;
-use crate::error::{exit_code, user};
-use crate::guest::{Order, Process, Size, Terms};
+use crate::error::{again, refusal};
+use crate::guest::{OS_SANDBOX, Order, Process, Size, Terms};
 use crate::machine;
 
 /// A job with the folder that its results go to.
@@ -68,8 +68,7 @@ pub(crate) struct Fared {
 impl Fared {
     /// Its engine could not be started.
     fn not_at_all(error: &anyhow::Error) -> Self {
-        let again = if exit_code(error) == 2 { user(error.to_string()) } else { anyhow::anyhow!("{error:#}") };
-        Self { ended: Err(again), ..Self::not_started() }
+        Self { ended: Err(again(error)), ..Self::not_started() }
     }
 
     /// The run was to stop before its turn came.
@@ -205,7 +204,7 @@ impl Shared {
         if !process.missing().is_empty() {
             let missing = process.missing().join("; ");
             if self.terms.require_os_sandbox {
-                return Err(user(format!("--require-os-sandbox: the kernel does not lock guests down wholly: {missing}")));
+                return Err(refusal(OS_SANDBOX, format!("--require-os-sandbox: the kernel does not lock guests down wholly: {missing}")));
             }
             if !self.is_warned.swap(true, Relaxed) {
                 self.display.note(&format!("warning: the kernel does not lock guests down wholly: {missing}"));

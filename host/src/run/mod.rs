@@ -33,11 +33,12 @@ use std::time::Instant;
 use nodus_sandbox::{Limits, Sandbox, SandboxOptions};
 
 use crate::app::Surroundings;
-use crate::books::Books;
+use crate::books::{Account, Books};
 use crate::cli::{Lane, RunArgs};
-use crate::error::Ending;
+use crate::error::{Ending, refusal_code};
 use crate::guest::{Terms, Workshop};
 use crate::limits::over;
+use crate::machine::unix_ms;
 use crate::store::{Store, write_synced};
 
 use conclude::{Kept, Office, Verdict, conclude};
@@ -65,8 +66,9 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let terms = Terms::from(args.sandbox);
     let workshop = Workshop::open(store, &sandbox, terms)?;
     let mut opener = Opener::new(store, paths, &workshop, upload.component_bytes);
-    let wanted = asked.into_iter().take_while(|_| !stopper.is_asked());
-    let jobs = wanted.map(|asked| opener.open(asked).map(Arc::new)).collect::<anyhow::Result<Vec<_>>>()?;
+    let open = |(number, asked)| opener.open(asked).map(Arc::new).or_else(|error| refused(store, number, error));
+    let wanted = asked.into_iter().enumerate().take_while(|_| !stopper.is_asked());
+    let jobs = wanted.map(open).collect::<anyhow::Result<Vec<_>>>()?;
     if stopper.is_asked() {
         return told::not_begun(out);
     }
@@ -109,6 +111,14 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
         error.context(format!("what the jobs wrote stays in {place}"))
     })?;
     told::many(&output, &verdicts, &rows, &machine, out)
+}
+
+/// A job that was refused, nothing being started: where a stranger's component is to blame, the ledger says so.
+fn refused<T>(store: &Store, number: usize, error: anyhow::Error) -> anyhow::Result<T> {
+    if let Some(code) = refusal_code(&error) {
+        Books::open(store.dir()?)?.fail(&Account::local(unix_ms(), number), code)?;
+    }
+    Err(error)
 }
 
 /// Each job with its folder: the whole for the only one, else one named after it.
