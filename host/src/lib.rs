@@ -4,6 +4,7 @@
 
 pub mod app;
 mod audit;
+mod bench;
 mod books;
 pub mod cli;
 pub mod cuda;

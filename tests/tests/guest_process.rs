@@ -177,7 +177,10 @@ fn a_killed_process_fails_its_jobs_and_no_others() {
     assert_eq!(output.status.code(), Some(2), "{told}");
     let summary: Value = serde_json::from_slice(&std::fs::read(folder.path("both/summary.json")).unwrap()).unwrap();
     assert_eq!((&summary["jobs"][0]["status"], &summary["jobs"][1]["status"]), (&"failed".into(), &"completed".into()), "{summary}");
-    assert!(told.contains("the job's process was killed by signal 9 (SIGKILL)"), "{told}");
+    assert!(
+        told.contains("the job's process was killed from outside (SIGKILL), as the kernel does where the machine runs out of memory"),
+        "{told}"
+    );
     let (alone, second) = (folder.path("alone/second"), folder.path("both/second"));
     assert_same(&contents(&alone, &DIFFERS), &contents(&second, &DIFFERS), "the neighbour of a process that was killed");
     // All that the engine gave the killed job, it has back.
@@ -198,6 +201,22 @@ fn members_of_a_sweep_fail_together_and_the_host_says_why() {
     let told = text(&output.stderr) + &text(&output.stdout);
     assert_eq!(output.status.code(), Some(2), "{told}");
     assert_eq!(told.matches("(SIGABRT)").count(), 2, "{told}");
+}
+
+#[test]
+fn an_interrupt_before_any_job_started_is_heard_and_leaves_nothing() {
+    let folder = prepared();
+    // The component is not compiled yet, which takes longer than this.
+    let child = started(&folder, run(&folder, "out", &["--set", "epochs=100000"]));
+    while !folder.path(".out.partial").exists() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    signal("INT", child.id());
+    let output = child.wait_with_output().unwrap();
+    let told = text(&output.stderr) + &text(&output.stdout);
+    assert_eq!(output.status.code(), Some(130), "{told}");
+    assert!(told.contains("stopping before any job starts") && told.contains("cancelled: nothing was kept"), "{told}");
+    assert!(!folder.path("out").exists() && !folder.path(".out.partial").exists(), "{told}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use nodus_receipts::ledger::{Entry, Event, Filter, LedgerError, Summary};
 use serde_json::json;
 
-use crate::books::reader;
+use crate::books::{LOCAL, reader};
 use crate::cli::LedgerArgs;
 use crate::error::{Ending, user};
 use crate::store::Store;
@@ -27,7 +27,10 @@ pub(crate) fn ledger(store: &Store, args: &LedgerArgs, out: &mut dyn Write) -> a
         writeln!(out, "{line}").context("writing to standard output")?;
     }
     let summary = reader.summary(&filter).map_err(fault)?;
-    let lines = if args.json { vec![json_summary(&summary)?] } else { sums(&summary) };
+    let mut lines = if args.json { vec![json_summary(&summary)?] } else { sums(&summary) };
+    if let (false, 0, Some(tenant)) = (args.json, summary.entries, &args.tenant) {
+        lines.push(format!("nothing was entered for tenant `{}`; what `run` does belongs to `{LOCAL}`", escape(tenant)));
+    }
     lines.iter().try_for_each(|line| writeln!(out, "{line}")).context("writing to standard output")?;
     Ok(Ending::Done)
 }

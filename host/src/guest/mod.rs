@@ -23,5 +23,5 @@ mod workshop;
 pub(crate) use compile::serve as serve_compile;
 pub(crate) use desk::serve as serve_guests;
 pub(crate) use process::{Order, Process, Size};
-pub(crate) use spawn::{OS_SANDBOX, Terms};
+pub(crate) use spawn::{OS_SANDBOX, Terms, program};
 pub(crate) use workshop::Workshop;

@@ -6,12 +6,13 @@
 use std::io;
 
 use anyhow::Context as _;
-use cap_std::fs::{Dir, DirEntry};
+use cap_std::fs::Dir;
 use nodus_engine::JobBytes;
 use nodus_receipts::ledger::BytesEvent;
 use nodus_sandbox::{Failure, JobEnd, Outcome, Usage};
 
 use super::certify::certify;
+use super::claim::holds_anything;
 use super::crew::{Ended, Fared, Post};
 use super::record::{Figures, HELD_OUT, LOG, LOSSES, METRICS};
 use crate::books::{Account, Books};
@@ -114,12 +115,9 @@ fn judge(office: &mut Office<'_>, account: &Account, post: &Post, fared: &Fared)
     }
 }
 
-/// Whether a job that the host failed had written anything.
+/// What is kept of a job that the host failed: what it had written.
 fn left(folder: &Dir) -> Kept {
-    let is_written =
-        |entry: io::Result<DirEntry>| entry.and_then(|entry| entry.metadata()).is_ok_and(|found| found.is_dir() || found.len() > 0);
-    let any = folder.entries().is_ok_and(|mut entries| entries.any(is_written));
-    if any { Kept::Left } else { Kept::Nothing }
+    if holds_anything(folder) { Kept::Left } else { Kept::Nothing }
 }
 
 /// Enters the engine's own figures.

@@ -68,7 +68,12 @@ pub(crate) struct Fared {
 impl Fared {
     /// Its engine could not be started.
     fn not_at_all(error: &anyhow::Error) -> Self {
-        Self { ended: Err(again(error)), engine: Ok(()), bytes: JobBytes::default(), class: Arc::default() }
+        Self { ended: Err(again(error)), ..Self::not_started() }
+    }
+
+    /// The run was to stop before its turn came.
+    fn not_started() -> Self {
+        Self { ended: Ok(None), engine: Ok(()), bytes: JobBytes::default(), class: Arc::default() }
     }
 }
 
@@ -100,11 +105,17 @@ enum Home {
 }
 
 impl Crew {
-    /// Starts the threads that guests run on, and listens to Ctrl-C.
+    /// Starts the threads that guests run on.
     ///
     /// # Errors
     /// Ours: the system has no threads left.
-    pub(crate) fn start(sandbox: Arc<Sandbox>, terms: Terms, display: Display, guests: usize, rig: Rig<'_>) -> anyhow::Result<Self> {
+    pub(crate) fn start(
+        sandbox: Arc<Sandbox>,
+        terms: Terms,
+        told: (Display, Arc<Stopper>),
+        guests: usize,
+        rig: Rig<'_>,
+    ) -> anyhow::Result<Self> {
         let threads = machine::threads(rig.args.threads)?.min(guests).max(1);
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(threads).enable_all().build().context("starting the runtime")?;
@@ -112,17 +123,9 @@ impl Crew {
             // Nothing would stop a guest that spins.
             sandbox.watch_ticker(|| std::process::abort()).context("watching the sandbox's ticker")?;
         }
-        let (stopper, neighbours, is_warned) = (Stopper::new(), Neighbours::default(), AtomicBool::new(false));
+        let ((display, stopper), neighbours, is_warned) = (told, Neighbours::default(), AtomicBool::new(false));
+        stopper.tell_on(display.clone());
         let shared = Arc::new(Shared { sandbox, terms, threads, is_warned, display, stopper, neighbours });
-        let listener = shared.clone();
-        runtime.spawn(async move {
-            // On a thread of its own: a terminal that is paused takes no line, and the second interrupt must be heard all the same.
-            let note = |text: &str| {
-                let (display, text) = (listener.display.clone(), text.to_owned());
-                drop(std::thread::Builder::new().name("note".into()).spawn(move || display.note(&text)));
-            };
-            listener.stopper.obey_interrupts(note).await;
-        });
         Ok(Self { runtime, shared })
     }
 
@@ -144,6 +147,9 @@ impl Crew {
     }
 
     fn group(&self, posts: &[(JobSlot, Post)], at_once: usize, rig: Rig<'_>, sharing: &mut Sharing) -> anyhow::Result<Vec<Fared>> {
+        if self.shared.stopper.is_asked() {
+            return Ok(posts.iter().map(|_| Fared::not_started()).collect());
+        }
         let device = Device::start(posts.iter().map(|(_, post)| &*post.job.model), rig)?;
         let classes: Vec<Arc<Class>> = posts.iter().map(|(_, post)| Arc::new(device.class(&post.job.model))).collect();
         let seats = posts.iter().map(|(slot, post)| Ok((*slot, post.clone(), device.trunk(&post.job.model)?)));
