@@ -64,6 +64,10 @@ fn tenants_have_their_own_data_seed_and_rank() {
     assert_ne!(setting["data_digests"][0], setting["data_digests"][1]);
     let refused = host.refused(2, args(&host, "tenants", "out", &arms));
     assert!(refused.contains("exists and is not empty"), "{refused}");
+    let refused = host.refused(2, args(&host, "peer", "other", &["--python", "/no/python"]));
+    assert!(refused.contains("does not have torch, transformers and peft"), "{refused}");
+    let refused = host.refused(2, args(&host, "sweep", "other", &["--arms", "torch-eager"]));
+    assert!(refused.contains("`bench peer`"), "{refused}");
     let refused = host.refused(2, args(&host, "tenants", "other", &["--arms", "fused-cache"]));
     assert!(refused.contains("give --epochs 2"), "{refused}");
 }

@@ -3,7 +3,7 @@
 //! Measures an arm as a whole; a process measures itself.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::arm::{Arm, Company};
 use super::mps::Mps;
-use super::words::{Done, Order, Ready};
+use super::words::{Done, Order, PeerOrder, Ready};
 use super::work::Work;
 use crate::cli::DeviceArgs;
 use crate::guest::program;
@@ -28,6 +28,18 @@ pub(super) struct Yard<'a> {
     pub(super) graphs: bool,
     /// Whether the device is a card.
     pub(super) on_card: bool,
+    pub(super) peer: Option<Peer>,
+}
+
+/// PyTorch, and what it is given.
+pub(super) struct Peer {
+    pub(super) python: PathBuf,
+    /// As PyTorch calls it.
+    pub(super) device: String,
+    pub(super) dtype: String,
+    /// The model's folder, where it is no recipe.
+    pub(super) folder: Option<PathBuf>,
+    pub(super) recipe: Option<serde_json::Value>,
 }
 
 /// What an arm took.
@@ -101,7 +113,24 @@ struct Worker {
 }
 
 impl Worker {
+    /// Starts a process with its order.
     fn start(yard: &Yard<'_>, arm: Arm, order: &Order, environment: &[(&str, String)]) -> anyhow::Result<Self> {
+        let (mut command, order) = match (arm.peer(), &yard.peer) {
+            (None, _) => (Self::ours(yard, arm)?, serde_json::to_string(order)?),
+            (Some(mode), Some(peer)) => (peer.command(), serde_json::to_string(&peer.order(order, mode))?),
+            (Some(_), None) => anyhow::bail!("an arm of PyTorch without a Python"),
+        };
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = child.with_context(|| format!("starting {}", command.get_program().to_string_lossy()))?;
+        let (input, output) = (child.stdin.take().context("a worker's input")?, child.stdout.take().context("a worker's output")?);
+        let mut worker = Self { child, input, output: BufReader::new(output) };
+        worker.say(&order)?;
+        Ok(worker)
+    }
+
+    /// This program, to work with the device's options.
+    fn ours(yard: &Yard<'_>, arm: Arm) -> anyhow::Result<Command> {
         let mut command = Command::new(program().context("finding this program")?);
         command.arg("--data-dir").arg(yard.data_dir).args(["bench", "worker", "--keep"]).arg(yard.keep);
         let DeviceArgs { device, dtype, threads, trunk_cache, memory } = yard.device;
@@ -117,12 +146,7 @@ impl Worker {
         for (name, value) in options.into_iter().filter_map(|(name, value)| Some((name, value?))) {
             command.args([name, &value]);
         }
-        command.envs(environment.iter().map(|(name, value)| (name, value)));
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("starting a worker process")?;
-        let (input, output) = (child.stdin.take().context("a worker's input")?, child.stdout.take().context("a worker's output")?);
-        let mut worker = Self { child, input, output: BufReader::new(output) };
-        worker.say(&serde_json::to_string(order)?)?;
-        Ok(worker)
+        Ok(command)
     }
 
     fn say(&mut self, line: &str) -> anyhow::Result<()> {
@@ -158,6 +182,19 @@ impl Worker {
         let done = self.result()?;
         self.end()?;
         Ok(done)
+    }
+}
+
+impl Peer {
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.python);
+        command.arg("-c").arg(include_str!("peer.py"));
+        command
+    }
+
+    fn order<'a>(&'a self, order: &'a Order, mode: &'a str) -> PeerOrder<'a> {
+        let Self { device, dtype, folder, recipe, .. } = self;
+        PeerOrder { work: &order.work, jobs: &order.jobs, mode, device, dtype, folder: folder.as_deref(), recipe: recipe.as_ref() }
     }
 }
 
