@@ -11,7 +11,7 @@ use nodus_protocol::{Client, Command, EngineError, JobSlot};
 use nodus_sandbox::services::Trunk;
 use nodus_sandbox::{Failure, JobEnd, JobSpec, Limits, Outcome, Sandbox, StopFlag, Usage};
 use tokio::runtime::Runtime;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::device::{Class, Device, Rig};
 use super::display::Display;
@@ -176,15 +176,19 @@ impl Crew {
     /// Starts jobs in order, each as soon as there is a seat, and waits for all.
     async fn together(&self, seats: Vec<Seat>, at_once: usize, home: &Home) -> Vec<anyhow::Result<Option<Ended>>> {
         let gate = Arc::new(Semaphore::new(at_once.max(1)));
-        let mut tasks = Vec::new();
+        let mut outcomes = Vec::new();
         for (slot, post, trunk) in seats {
             let seat = gate.clone().acquire_owned().await.context("waiting for a seat");
-            tasks.push(tokio::spawn(run_one(self.shared.clone(), home.clone(), (slot, post, trunk), seat)));
+            let work = run_one(self.shared.clone(), home.clone(), (slot, post, trunk), seat);
+            let (sender, outcome) = oneshot::channel();
+            // Not the task's handle, which would keep all of the task's memory.
+            tokio::spawn(async move { sender.send(work.await) });
+            outcomes.push(outcome);
         }
         let mut ended = Vec::new();
-        for task in tasks {
+        for outcome in outcomes {
             let panicked = |_| Err(anyhow::anyhow!("a thread of the host panicked while it ran the job"));
-            ended.push(task.await.unwrap_or_else(panicked));
+            ended.push(outcome.await.unwrap_or_else(panicked));
         }
         ended
     }
