@@ -58,7 +58,7 @@ fn tenants_have_their_own_data_seed_and_rank() {
     let host = prepared();
     let arms = ["--jobs", "2", "--layers", "all", "--arms", "packed,fused"];
     let told = host.ok(args(&host, "tenants", "out", &arms));
-    assert!(told.matches("equal (2 of 2)").count() == 3, "{told}");
+    assert!(told.matches("equal (2 of 2)").count() == 2 && told.contains("the reference"), "{told}");
     let setting = &report(&host, "out")["setting"];
     assert_eq!(setting["ranks"], serde_json::json!([4, 2]));
     assert_ne!(setting["data_digests"][0], setting["data_digests"][1]);

@@ -10,6 +10,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use serde::de::DeserializeOwned;
 
+use super::activity::{Activity, Stretch};
 use super::arm::{Arm, Company};
 use super::mps::Mps;
 use super::words::{Done, Order, PeerOrder, Ready};
@@ -29,6 +30,8 @@ pub(super) struct Yard<'a> {
     /// Whether the device is a card.
     pub(super) on_card: bool,
     pub(super) peer: Option<Peer>,
+    /// Where the card tells how busy it is.
+    pub(super) activity: Option<Activity>,
 }
 
 /// PyTorch, and what it is given.
@@ -50,6 +53,8 @@ pub(super) struct Taken {
     pub(super) cold_seconds: f64,
     pub(super) ready: Vec<Ready>,
     pub(super) done: Vec<Done>,
+    /// How busy the card was in the measured steps.
+    pub(super) activity: Vec<Stretch>,
 }
 
 impl Yard<'_> {
@@ -70,14 +75,16 @@ impl Yard<'_> {
     }
 
     fn one_by_one(&self, arm: Arm, orders: &[Order], note: &mut impl FnMut(&str)) -> anyhow::Result<Taken> {
-        let mut taken = Taken { steady_seconds: 0.0, cold_seconds: 0.0, ready: Vec::new(), done: Vec::new() };
+        let mut taken = Taken { steady_seconds: 0.0, cold_seconds: 0.0, ready: Vec::new(), done: Vec::new(), activity: Vec::new() };
         for (number, order) in orders.iter().enumerate() {
             note(&format!("{}: process {} of {}", arm.name(), number + 1, orders.len()));
             let began = Instant::now();
             let mut worker = Worker::start(self, arm, order, &[])?;
             taken.ready.push(worker.ready()?);
-            worker.go()?;
-            let done = worker.done()?;
+            let (done, activity) = self.watch(|| worker.go().and_then(|()| worker.result()));
+            let done = done?;
+            worker.end()?;
+            taken.activity.extend(activity);
             taken.cold_seconds += began.elapsed().as_secs_f64();
             taken.steady_seconds += done.seconds;
             taken.done.push(done);
@@ -96,12 +103,22 @@ impl Yard<'_> {
             let ids: Vec<u32> = workers.iter().map(|worker| worker.child.id()).collect();
             mps.expect_clients(&ids)?;
         }
-        workers.iter_mut().try_for_each(Worker::go)?;
-        let done = workers.iter_mut().map(Worker::result).collect::<anyhow::Result<Vec<_>>>()?;
+        let (done, activity) = self.watch(|| {
+            workers.iter_mut().try_for_each(Worker::go)?;
+            workers.iter_mut().map(Worker::result).collect::<anyhow::Result<Vec<_>>>()
+        });
+        let done = done?;
         // All went at once, so that the slowest process's time is that of all.
         let steady_seconds = done.iter().map(|done| done.seconds).fold(0.0, f64::max);
         workers.into_iter().try_for_each(Worker::end)?;
-        Ok(Taken { steady_seconds, cold_seconds: began.elapsed().as_secs_f64(), ready, done })
+        Ok(Taken { steady_seconds, cold_seconds: began.elapsed().as_secs_f64(), ready, done, activity })
+    }
+
+    fn watch<T>(&self, work: impl FnOnce() -> T) -> (T, Vec<Stretch>) {
+        match &self.activity {
+            Some(activity) => activity.during(work),
+            None => (work(), Vec::new()),
+        }
     }
 }
 
@@ -176,12 +193,6 @@ impl Worker {
         let status = self.child.wait().context("waiting for a worker process")?;
         anyhow::ensure!(status.success(), "a worker process ended with {status}");
         Ok(())
-    }
-
-    fn done(mut self) -> anyhow::Result<Done> {
-        let done = self.result()?;
-        self.end()?;
-        Ok(done)
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Never prints a ratio of a row whose bits were not equal.
 
+mod activity;
 pub(crate) mod arm;
 mod compare;
 mod fleet;
@@ -29,6 +30,7 @@ use crate::random;
 use crate::run::choice::{Chosen, choose};
 use crate::run::inputs::{OpenModel, Weights};
 use crate::store::{Store, write_synced};
+use activity::Activity;
 use arm::Arm;
 use fleet::{Peer, Yard};
 use report::{FORMAT, Ledger, Report, Setting};
@@ -92,7 +94,8 @@ fn measure(store: &Store, surroundings: &Surroundings, data_dir: &Path, asked: &
     }
     let peer = python.map(|python| peer(store, data_dir, python, &model, &chosen)).transpose()?;
     let tolerance = asked.tolerance.unwrap_or(if chosen.dtype() == Dtype::Bf16 { 5e-2 } else { 1e-3 });
-    let yard = Yard { peer, data_dir, keep: &keep, private: &private, device: args.device, graphs: !args.no_graphs, on_card };
+    let activity = chosen.ordinal().and_then(Activity::open);
+    let yard = Yard { peer, activity, data_dir, keep: &keep, private: &private, device: args.device, graphs: !args.no_graphs, on_card };
     let note = |text: &str| tracing::debug!("{text}");
     let mut setting = setting(&work, args, &model, chosen.name())?;
     let mut rows = Vec::new();

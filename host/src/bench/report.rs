@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use nodus_protocol::Digest;
 use serde::{Deserialize, Serialize};
 
+use super::activity::{Stretch, mean};
 use super::arm::Arm;
 use super::fleet::Taken;
 use super::words::JobDone;
@@ -86,6 +87,8 @@ pub(super) struct Row {
     pub(super) ratio_to_stock_mps: Option<f64>,
     /// Mean part of the card's multiprocessors that were at work; none where nothing tells.
     pub(super) sm_activity: Option<f64>,
+    /// The same, stretch by stretch, one after another.
+    pub(super) activity: Vec<Stretch>,
     pub(super) step_ms: Percentiles,
     pub(super) sharing: Sharing,
     /// What reuse can bring at most, by what was measured in this arm.
@@ -188,7 +191,8 @@ impl Ledger<'_> {
             ratio_to_stock_mps: against(steady_rate, stock),
             steady_rate,
             cold_rate,
-            sm_activity: None,
+            sm_activity: mean(&taken.activity),
+            activity: taken.activity,
             step_ms: Percentiles::of(jobs.iter().flat_map(|job| job.step_ms.clone()).collect()),
             bound: bound(arm, self.work, &sharing),
             sharing,
@@ -285,7 +289,13 @@ mod tests {
         let sharing = Sharing { trunk_seconds: 0.5, above_seconds: 1.0, ..Sharing::default() };
         let class = class.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let ready = vec![Ready { class, device: "cpu".into() }];
-        Taken { steady_seconds: seconds, cold_seconds: 2.0 * seconds, ready, done: vec![Done { seconds, jobs, sharing }] }
+        Taken {
+            steady_seconds: seconds,
+            cold_seconds: 2.0 * seconds,
+            ready,
+            done: vec![Done { seconds, jobs, sharing }],
+            activity: Vec::new(),
+        }
     }
 
     #[test]

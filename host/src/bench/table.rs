@@ -64,6 +64,7 @@ pub(super) fn verdict(row: &Row) -> String {
             let verdict = if different.is_empty() { "close" } else { "FAILED" };
             format!("{verdict} (losses within {difference:.1e}, at most {tolerance:.0e})")
         }
+        (true, []) if row.arm == row.comparator => "the reference".to_owned(),
         (true, []) => format!("equal ({} of {})", row.jobs.len(), row.jobs.len()),
         (true, different) => format!("FAILED ({} different)", different.len()),
         (false, _) => "FAILED (other device class)".to_owned(),
