@@ -4,6 +4,7 @@
 
 pub mod app;
 mod audit;
+mod bench;
 mod books;
 pub mod cli;
 pub mod cuda;
@@ -23,3 +24,6 @@ pub mod settings;
 pub mod store;
 pub mod sweep;
 pub mod text;
+
+#[cfg(fuzzing)]
+pub use guest::fuzzing;

@@ -7,25 +7,32 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use nodus_sandbox::Limits;
 
 use crate::cli::SandboxArgs;
 
 /// What the user wants of processes for guests.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     /// None at all: guests run in this process.
     pub(crate) in_process: bool,
     /// None that the kernel locks down less than wholly.
     pub(crate) require_os_sandbox: bool,
+    /// How long one may give no sign of life.
+    pub(crate) silence: Duration,
 }
 
 impl From<SandboxArgs> for Terms {
     fn from(args: SandboxArgs) -> Self {
-        Self { in_process: args.in_process, require_os_sandbox: args.require_os_sandbox }
+        let silence = Duration::from_millis(args.guest_silence_ms);
+        Self { in_process: args.in_process, require_os_sandbox: args.require_os_sandbox, silence }
     }
 }
+
+/// How the ledger calls a job that was refused for want of the kernel's locks.
+pub(crate) const OS_SANDBOX: &str = "os-sandbox";
 
 /// Standard input and output of a process.
 pub(super) struct Ends {
@@ -48,7 +55,7 @@ pub(super) fn spawn(verb: &str, arguments: &[(&str, String)], ends: Ends) -> io:
 }
 
 /// This program, also where its file was replaced meanwhile.
-fn program() -> io::Result<PathBuf> {
+pub(crate) fn program() -> io::Result<PathBuf> {
     if cfg!(target_os = "linux") { Ok(PathBuf::from("/proc/self/exe")) } else { std::env::current_exe() }
 }
 
@@ -61,6 +68,7 @@ pub(super) fn how(status: io::Result<ExitStatus>) -> String {
     match (status.signal(), status.code()) {
         (Some(libc::SIGSYS), _) => "was ended by the kernel: it made a system call that it may not make".to_owned(),
         (Some(libc::SIGXCPU), _) => "was ended by the kernel: it used more CPU time than all its jobs may".to_owned(),
+        (Some(libc::SIGKILL), _) => "was killed from outside (SIGKILL), as the kernel does where the machine runs out of memory".to_owned(),
         (Some(signal), _) => format!("was killed by signal {signal}{}", signal_name(signal)),
         (None, code) => format!("ended with exit code {}", code.unwrap_or_default()),
     }
@@ -68,7 +76,6 @@ pub(super) fn how(status: io::Result<ExitStatus>) -> String {
 
 fn signal_name(signal: i32) -> &'static str {
     match signal {
-        libc::SIGKILL => " (SIGKILL)",
         libc::SIGSEGV => " (SIGSEGV)",
         libc::SIGABRT => " (SIGABRT)",
         libc::SIGBUS => " (SIGBUS)",

@@ -5,6 +5,7 @@
 mod asked;
 mod certify;
 pub(crate) mod choice;
+mod claim;
 mod conclude;
 pub(crate) mod crew;
 pub(crate) mod device;
@@ -19,8 +20,8 @@ pub(crate) mod record;
 pub(crate) mod recorder;
 pub(crate) mod rows;
 pub(crate) mod services;
-mod sharing;
-mod stop;
+pub(crate) mod sharing;
+pub(crate) mod stop;
 mod summary;
 pub(crate) mod tokens;
 mod told;
@@ -32,11 +33,12 @@ use std::time::Instant;
 use nodus_sandbox::{Limits, Sandbox, SandboxOptions};
 
 use crate::app::Surroundings;
-use crate::books::Books;
+use crate::books::{Account, Books};
 use crate::cli::{Lane, RunArgs};
-use crate::error::Ending;
+use crate::error::{Ending, refusal_code};
 use crate::guest::{Terms, Workshop};
 use crate::limits::over;
+use crate::machine::unix_ms;
 use crate::store::{Store, write_synced};
 
 use conclude::{Kept, Office, Verdict, conclude};
@@ -46,6 +48,7 @@ use display::Display;
 use inputs::{Job, Opener};
 pub(crate) use output::Folder;
 use output::Output;
+use stop::Stopper;
 use summary::Machine;
 
 /// Runs jobs on this machine and leaves their results in `args.out`.
@@ -54,7 +57,8 @@ use summary::Machine;
 /// The user's: a refusal, or a job failed. Ours: the machine.
 pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let paths = surroundings.paths;
-    // The first of all, since a place that cannot be written to is known at once.
+    let stopper = Stopper::listen()?;
+    // Before anything is read, since a place that cannot be written to is known at once.
     let output = Output::create(paths, &args.out)?;
     let asked = asked::asked(paths, args)?;
     let upload = over(Limits::DEFAULT, &args.limits);
@@ -62,7 +66,12 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let terms = Terms::from(args.sandbox);
     let workshop = Workshop::open(store, &sandbox, terms)?;
     let mut opener = Opener::new(store, paths, &workshop, upload.component_bytes);
-    let jobs = asked.into_iter().map(|asked| opener.open(asked).map(Arc::new)).collect::<anyhow::Result<Vec<_>>>()?;
+    let open = |(number, asked)| opener.open(asked).map(Arc::new).or_else(|error| refused(store, number, error));
+    let wanted = asked.into_iter().enumerate().take_while(|_| !stopper.is_asked());
+    let jobs = wanted.map(open).collect::<anyhow::Result<Vec<_>>>()?;
+    if stopper.is_asked() {
+        return told::not_begun(out);
+    }
     let at_once = match args.lane {
         Lane::Solo => 1,
         Lane::Fused => args.jobs.map_or(jobs.len(), |most| most.get().min(jobs.len())),
@@ -77,7 +86,7 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let display = Display::new(surroundings.is_terminal, posts.len());
     display.note(&format!("computing on {}", chosen.name()));
     let rig = Rig { chosen: &chosen, args: args.device, buffer_bytes_max, expected: None };
-    let crew = Crew::start(sandbox, terms, display, at_once, rig)?;
+    let crew = Crew::start(sandbox, terms, (display, stopper), at_once, rig)?;
     let (fared, sharing) = crew.run(&posts, args.lane, at_once, rig);
     let wall_seconds = began.elapsed().as_secs_f64();
 
@@ -102,6 +111,14 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
         error.context(format!("what the jobs wrote stays in {place}"))
     })?;
     told::many(&output, &verdicts, &rows, &machine, out)
+}
+
+/// A job that was refused, nothing being started: where a stranger's component is to blame, the ledger says so.
+fn refused<T>(store: &Store, number: usize, error: anyhow::Error) -> anyhow::Result<T> {
+    if let Some(code) = refusal_code(&error) {
+        Books::open(store.dir()?)?.fail(&Account::local(unix_ms(), number), code)?;
+    }
+    Err(error)
 }
 
 /// Each job with its folder: the whole for the only one, else one named after it.

@@ -1,0 +1,62 @@
+//! What is to be done now.
+//!
+//! To be carried out whole, then asked again when anything has changed.
+
+use crate::reason::Reason;
+use crate::scene::{DeviceId, EngineId, JobId, Lane, TrunkId};
+
+/// An engine to be started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewEngine {
+    /// Where.
+    pub device: DeviceId,
+    /// With what.
+    pub trunk: TrunkId,
+    /// For whom.
+    pub lane: Lane,
+}
+
+/// An engine that a job is placed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Seat {
+    /// One that there is.
+    Engine(EngineId),
+    /// One of [`Plan::start`], by its place there.
+    New(usize),
+}
+
+/// A job and where it is to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Which.
+    pub job: JobId,
+    /// Where.
+    pub seat: Seat,
+}
+
+/// A job that goes on waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// Which.
+    pub job: JobId,
+    /// Why, for its owner.
+    pub reason: Reason,
+    /// Whether its patience runs: it is its tenant's first that waits for a device, and somebody whose turn was later was placed before it,
+    /// now or since it has been told so. See [`crate::State::Waiting`].
+    pub ages: bool,
+}
+
+/// What is to be done. Every waiting job is placed or told why not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Engines to be stopped; no job is in them.
+    pub stop: Vec<EngineId>,
+    /// Engines to be started.
+    pub start: Vec<NewEngine>,
+    /// Jobs to be started, in this order.
+    pub place: Vec<Placement>,
+    /// Jobs of low priority that are to make room: to be ended and run again later.
+    pub pause: Vec<JobId>,
+    /// Jobs that go on waiting.
+    pub wait: Vec<Wait>,
+}

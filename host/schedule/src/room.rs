@@ -1,0 +1,218 @@
+//! The memory of one device, and what fits into it.
+//!
+//! Knows sizes, not who goes first.
+
+use std::collections::BTreeMap;
+
+use crate::plan::Seat;
+use crate::scene::{EngineId, Job, JobId, Lane, TrunkId};
+
+/// What one engine holds.
+#[derive(Clone, Debug)]
+pub(crate) struct Load {
+    trunk: TrunkId,
+    lane: Lane,
+    own_bytes: u64,
+    is_stopping: bool,
+    idle_ms: u64,
+    jobs: BTreeMap<JobId, Share>,
+}
+
+/// One job's part of a load.
+#[derive(Clone, Copy, Debug)]
+struct Share {
+    adapter_bytes: u64,
+    activation_bytes: u64,
+    is_leaving: bool,
+}
+
+/// One device.
+#[derive(Clone, Debug)]
+pub(crate) struct Room {
+    memory_bytes: u64,
+    jobs_max: u64,
+    loads: BTreeMap<Seat, Load>,
+    /// Whether it is cleared for a job that waits.
+    pub(crate) is_kept: bool,
+}
+
+/// Where a job fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// Into an engine that there is.
+    Into(Seat),
+    /// Into a new one.
+    New,
+}
+
+/// Why a job does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// Somebody has the device to themselves.
+    Taken,
+    /// It wants the device to itself, and somebody is there.
+    Alone,
+    /// As many jobs as may.
+    Seats,
+    /// Too little memory.
+    Memory { needed: u64, free: u64 },
+}
+
+impl Load {
+    pub(crate) fn new(trunk: TrunkId, lane: Lane, own_bytes: u64) -> Self {
+        Self { trunk, lane, own_bytes, is_stopping: false, idle_ms: 0, jobs: BTreeMap::new() }
+    }
+
+    pub(crate) fn of(engine: &crate::Engine, own_bytes: u64) -> Self {
+        let crate::Engine { trunk, lane, is_stopping, idle_ms, .. } = *engine;
+        Self { trunk, lane, own_bytes, is_stopping, idle_ms, jobs: BTreeMap::new() }
+    }
+
+    fn bytes(&self) -> u64 {
+        let adapters = self.jobs.values().map(|job| job.adapter_bytes).fold(self.own_bytes, u64::saturating_add);
+        adapters.saturating_add(self.activation_bytes())
+    }
+
+    fn activation_bytes(&self) -> u64 {
+        self.jobs.values().map(|job| job.activation_bytes).max().unwrap_or(0)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.jobs.is_empty() && !self.is_stopping
+    }
+}
+
+impl Room {
+    pub(crate) fn new(memory_bytes: u64, jobs_max: u64) -> Self {
+        Self { memory_bytes, jobs_max, loads: BTreeMap::new(), is_kept: false }
+    }
+
+    pub(crate) fn add(&mut self, seat: Seat, load: Load) {
+        self.loads.insert(seat, load);
+    }
+
+    /// Puts a job into an engine.
+    pub(crate) fn put(&mut self, seat: Seat, job: &Job, is_leaving: bool) {
+        if let Some(load) = self.loads.get_mut(&seat) {
+            let Job { adapter_bytes, activation_bytes, .. } = *job;
+            load.jobs.insert(job.id, Share { adapter_bytes, activation_bytes, is_leaving });
+        }
+    }
+
+    pub(crate) fn has(&self, seat: Seat) -> bool {
+        self.loads.contains_key(&seat)
+    }
+
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.memory_bytes.saturating_sub(self.loads.values().map(Load::bytes).fold(0, u64::saturating_add))
+    }
+
+    pub(crate) fn jobs(&self) -> u64 {
+        self.loads.values().map(|load| load.jobs.len() as u64).sum()
+    }
+
+    /// An engine on the job's trunk that takes it.
+    fn seat(&self, job: &Job) -> Option<Seat> {
+        let takes = |load: &Load| job.lane == Lane::Fused && load.lane == Lane::Fused && load.trunk == job.trunk && !load.is_stopping;
+        self.loads.iter().find(|(_, load)| takes(load)).map(|(seat, _)| *seat)
+    }
+
+    /// Whether there is an engine that holds the job's trunk and takes it.
+    pub(crate) fn has_trunk(&self, job: &Job) -> bool {
+        self.seat(job).is_some()
+    }
+
+    /// Where a job fits now, an engine of its own taking so many bytes.
+    pub(crate) fn fit(&self, job: &Job, engine_bytes: u64) -> Result<Fit, Full> {
+        if self.loads.values().any(|load| load.lane == Lane::Solo) {
+            return Err(Full::Taken);
+        }
+        if job.lane == Lane::Solo && !self.loads.is_empty() {
+            return Err(Full::Alone);
+        }
+        if self.jobs() >= self.jobs_max {
+            return Err(Full::Seats);
+        }
+        let seat = self.seat(job);
+        let load = seat.and_then(|seat| self.loads.get(&seat));
+        let needed = match load {
+            Some(load) => job.adapter_bytes.saturating_add(job.activation_bytes.saturating_sub(load.activation_bytes())),
+            None => alone(job, engine_bytes),
+        };
+        let free = self.free_bytes();
+        match (needed <= free, seat) {
+            (false, _) => Err(Full::Memory { needed, free }),
+            (true, Some(seat)) => Ok(Fit::Into(seat)),
+            (true, None) => Ok(Fit::New),
+        }
+    }
+
+    /// Engines without jobs whose end would let the job in, the longest idle first and no more than are needed. None where it would not.
+    pub(crate) fn evict(&self, job: &Job, engine_bytes: u64) -> Option<Vec<EngineId>> {
+        let own = self.seat(job);
+        let idle = self.loads.iter().filter_map(|(seat, load)| match seat {
+            Seat::Engine(id) if load.is_idle() && Some(*seat) != own => Some((load.idle_ms, *id)),
+            _ => None,
+        });
+        let mut idle: Vec<(u64, EngineId)> = idle.collect();
+        idle.sort_by_key(|(idle_ms, id)| (std::cmp::Reverse(*idle_ms), *id));
+        let (mut without, mut ended) = (self.without_leaving(), Vec::new());
+        for (_, id) in idle {
+            if without.fit(job, engine_bytes).is_ok() {
+                break;
+            }
+            without.loads.remove(&Seat::Engine(id));
+            ended.push(id);
+        }
+        without.fit(job, engine_bytes).is_ok().then_some(ended)
+    }
+
+    /// The fewest of these jobs, taken in their order, whose end would let the job in, with the idle engines that must end too.
+    pub(crate) fn displace(&self, job: &Job, engine_bytes: u64, lower: &[JobId]) -> Option<Vec<JobId>> {
+        let (mut without, mut ended) = (self.without_leaving(), Vec::new());
+        for id in lower.iter().filter(|id| self.loads.values().any(|load| load.jobs.contains_key(id))) {
+            if without.evict(job, engine_bytes).is_some() {
+                break;
+            }
+            without.loads.values_mut().for_each(|load| load.jobs.retain(|other, _| other != id));
+            ended.push(*id);
+        }
+        without.evict(job, engine_bytes).is_some().then_some(ended)
+    }
+
+    /// As it will be when those have gone that are going.
+    fn without_leaving(&self) -> Self {
+        let mut without = self.clone();
+        without.loads.retain(|_, load| !load.is_stopping);
+        without.loads.values_mut().for_each(|load| load.jobs.retain(|_, job| !job.is_leaving));
+        without
+    }
+
+    /// From now on the engine takes no job.
+    pub(crate) fn stop(&mut self, engine: EngineId) {
+        if let Some(load) = self.loads.get_mut(&Seat::Engine(engine)) {
+            load.is_stopping = true;
+        }
+    }
+
+    /// Engines that nobody needs: those of single jobs that ended, and those idle for longer than this.
+    pub(crate) fn unneeded(&self, idle_ms_max: u64) -> Vec<EngineId> {
+        let is_unneeded = |load: &Load| load.is_idle() && (load.lane != Lane::Fused || load.idle_ms > idle_ms_max);
+        self.loads
+            .iter()
+            .filter_map(|(seat, load)| match seat {
+                Seat::Engine(id) if is_unneeded(load) => Some(*id),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+/// What a job needs of an empty device.
+pub(crate) fn alone(job: &Job, engine_bytes: u64) -> u64 {
+    engine_bytes.saturating_add(job.adapter_bytes).saturating_add(job.activation_bytes)
+}
