@@ -1,7 +1,8 @@
 // swiglu:          gate, up (rows x width)                                    out = silu(gate) * up
 // swiglu_backward: dy, gate, up                                              dgate =, dup =
 //
-// Rows of gate and up, and of dgate and dup, may stand beside one another. Padding rows are untouched. Blocks of a row: blockIdx.x the row, blockIdx.y a part of its columns.
+// Rows of gate and up, and of dgate and dup, may stand beside one another. Padding rows are untouched. Blocks of a row: blockIdx.x the row,
+// blockIdx.y a part of its columns.
 #include "common.cuh"
 
 struct Swiglu {

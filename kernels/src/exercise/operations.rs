@@ -94,9 +94,6 @@ pub(super) fn together<D: Device>(run: &mut Run<'_, D>) -> Done {
     let mut lse = run.over(rows, Use::State, shape.heads, 13)?;
     run.device.attention(rows, rows, shape, q, k, v, &mut out, &mut lse)?;
     run.device.attention_backward(rows, rows, shape, q, k, v, &out, &lse, &dout, dq, dk, dv)?;
-    let mut product = run.activations(run.sizes.kv_width(), 14)?;
-    run.device.swiglu(rows, k, v, &mut product)?;
-    run.read_rows(&product, run.sizes.kv_width())?;
     let (weight, mut normed) = (run.weight(&[shape.head_dim], 15)?, run.activations(inputs, 16)?);
     run.device.rms_norm(rows, shape.heads, q, &weight, EPS, &mut normed)?;
     run.device.rms_norm_backward(rows, shape.heads, &dout, q, &weight, EPS, dq, true)?;
@@ -191,6 +188,7 @@ pub(super) fn attention<D: Device>(run: &mut Run<'_, D>) -> Done {
     Ok(())
 }
 
+/// On arrays of their own, and on arrays whose rows may stand beside one another.
 pub(super) fn swiglu<D: Device>(run: &mut Run<'_, D>) -> Done {
     let (width, rows) = (run.sizes.width() + 3, &run.scene.rows);
     for width in [width, width.next_multiple_of(8)] {
@@ -201,6 +199,20 @@ pub(super) fn swiglu<D: Device>(run: &mut Run<'_, D>) -> Done {
         run.read_rows(&out, width)?;
         run.read_rows(&dgate, width)?;
         run.read_rows(&dup, width)?;
+
+        let mut beside = run.device.alloc_together(Use::Activation, rows.rows(), &[width, width])?;
+        let mut gradients = run.device.alloc_together(Use::Activation, rows.rows(), &[width, width])?;
+        for (from, to) in [&gate, &up].into_iter().zip(&mut beside) {
+            run.device.gather(rows, &itself(rows), width, from, to)?;
+        }
+        let ([gate, up], [dgate, dup]) = (beside.as_slice(), gradients.as_mut_slice()) else { return Ok(()) };
+        run.device.swiglu(rows, gate, up, &mut out)?;
+        run.device.swiglu_backward(rows, &dy, gate, up, dgate, dup)?;
+        run.read_rows(&out, width)?;
+        for gradient in &gradients {
+            run.device.gather(rows, &itself(rows), width, gradient, &mut out)?;
+            run.read_rows(&out, width)?;
+        }
     }
     Ok(())
 }
