@@ -22,10 +22,10 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE <= 128 ? 3 : 1) attentio
     u32 base = threadIdx.x / 32 * 16, lowest = p.q_positions[row]; // this warp's 16 rows of the tile
     auto fetch = [&](u32 key, u32 stage) {
         u32 rows = min((u32)TILE, keys.rows - key);
-        begin_head(k + stage * 2 * TILE * LD, p.k, keys.start + key, rows, p.kv_heads, kv_head);
-        begin_head(v + stage * 2 * TILE * LD, p.v, keys.start + key, rows, p.kv_heads, kv_head);
+        begin_head(k + stage * 2 * TILE * LD, p.k, keys.start + key, rows, p.k_pitch, kv_head);
+        begin_head(v + stage * 2 * TILE * LD, p.v, keys.start + key, rows, p.v_pitch, kv_head);
     };
-    begin_head(q, p.q, row, valid, p.heads, head);
+    begin_head(q, p.q, row, valid, p.q_pitch, head);
     fetch(begin, 0);
     Seen seen[2];
     bool real[2];
@@ -83,7 +83,7 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE <= 128 ? 3 : 1) attentio
         u64 at = (u64)(row + base + acc_row(2 * i)) * p.heads + head;
         if (real[i] && threadIdx.x % 4 == 0) ((float*)p.lse)[at] = top[i] * p.scale + logf(sum[i]);
     }
-    store_head<WIDE / 8>((act*)p.out, acc, share, real, row + base, p.heads, head);
+    store_head<WIDE / 8>((act*)p.out, acc, share, real, row + base, p.heads * HEAD_DIM, head);
 }
 #else
 KERNEL __launch_bounds__(THREADS) attention(PARAMS Attention p) {
@@ -106,13 +106,13 @@ KERNEL __launch_bounds__(THREADS) attention(PARAMS Attention p) {
         real[i] = r < valid;
         position[i] = real[i] ? p.q_positions[row + r] : 0;
     }
-    load_head(q, p.q, row, valid, p.heads, head);
+    load_head(q, p.q, row, valid, p.q_pitch, head);
 
     for (u32 key = begin; key < end; key += TILE) {
         u32 rows = min((u32)TILE, keys.rows - key);
         __syncthreads();
-        load_head(k, p.k, keys.start + key, rows, p.kv_heads, kv_head);
-        load_head(v, p.v, keys.start + key, rows, p.kv_heads, kv_head);
+        load_head(k, p.k, keys.start + key, rows, p.k_pitch, kv_head);
+        load_head(v, p.v, keys.start + key, rows, p.v_pitch, kv_head);
         __syncthreads();
         float s[TILE / 8][4] = {};
         warp_mma<false, false>(s, q + base * LD, LD, k, LD, WIDE);

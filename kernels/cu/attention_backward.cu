@@ -46,11 +46,11 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE <= 128 ? 3 : 1) attentio
     key_range(p, row, valid, keys.rows, begin, end);
     auto fetch = [&](u32 key, u32 stage) {
         u32 rows = min((u32)TILE, keys.rows - key);
-        begin_head(k + stage * TILE * LD, p.k, keys.start + key, rows, p.kv_heads, kv_head);
-        begin_head(v + stage * TILE * LD, p.v, keys.start + key, rows, p.kv_heads, kv_head);
+        begin_head(k + stage * TILE * LD, p.k, keys.start + key, rows, p.k_pitch, kv_head);
+        begin_head(v + stage * TILE * LD, p.v, keys.start + key, rows, p.v_pitch, kv_head);
     };
-    begin_head(q, p.q, row, valid, p.heads, head);
-    begin_head(dout, p.dout, row, valid, p.heads, head);
+    begin_head(q, p.q, row, valid, p.q_pitch, head);
+    begin_head(dout, p.dout, row, valid, p.heads * HEAD_DIM, head);
     fetch(begin, 0);
     u32 base = threadIdx.x / 32 * 16, lowest = p.q_positions[row], stage = 0;
     Seen seen[2];
@@ -85,7 +85,7 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE <= 128 ? 3 : 1) attentio
         }
     }
     float one[2] = {1, 1};
-    store_head<WIDE / 8>(p.dq, acc, one, real, row + base, p.heads, head);
+    store_head<WIDE / 8>(p.dq, acc, one, real, row + base, p.dq_pitch, head);
 }
 
 KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 3 : WIDE <= 128 ? 2 : 1) attention_dkv(PARAMS Attention p) {
@@ -118,8 +118,8 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 3 : WIDE <= 128 ? 2 : 1) attentio
     };
     auto fetch = [&](u32 first, u32 stage) {
         u32 rows = min((u32)TILE, queries.rows - first), q_row = queries.start + first;
-        begin_head(q + stage * TILE * LD, p.q, q_row, rows, p.heads, head);
-        begin_head(dout + stage * TILE * LD, p.dout, q_row, rows, p.heads, head);
+        begin_head(q + stage * TILE * LD, p.q, q_row, rows, p.q_pitch, head);
+        begin_head(dout + stage * TILE * LD, p.dout, q_row, rows, p.heads * HEAD_DIM, head);
         for (u32 r = threadIdx.x; r < TILE; r += THREADS) {
             bool real = r < rows;
             position[stage][r] = real ? p.q_positions[q_row + r] : PADDING;
@@ -127,8 +127,8 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 3 : WIDE <= 128 ? 2 : 1) attentio
             delta[stage][r] = real ? p.delta[(u64)(q_row + r) * p.heads + head] : 0;
         }
     };
-    begin_head(k, p.k, row, valid, p.kv_heads, kv_head);
-    begin_head(v, p.v, row, valid, p.kv_heads, kv_head);
+    begin_head(k, p.k, row, valid, p.k_pitch, kv_head);
+    begin_head(v, p.v, row, valid, p.v_pitch, kv_head);
     u32 first = next(0), stage = 0;
     if (first < queries.rows) fetch(first, 0);
     while (first < queries.rows) {
@@ -173,8 +173,8 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 3 : WIDE <= 128 ? 2 : 1) attentio
     bool real[2] = {base + acc_row(0) < valid, base + acc_row(2) < valid};
     if (group == 1) {
         float one[2] = {1, 1};
-        store_head<WIDE / 8>(p.dk, dk, one, real, row + base, p.heads, head);
-        store_head<WIDE / 8>(p.dv, dv, one, real, row + base, p.heads, head);
+        store_head<WIDE / 8>(p.dk, dk, one, real, row + base, p.dk_pitch, head);
+        store_head<WIDE / 8>(p.dv, dv, one, real, row + base, p.dv_pitch, head);
         return;
     }
 #pragma unroll
@@ -210,14 +210,14 @@ KERNEL __launch_bounds__(THREADS) attention_dq(PARAMS Attention p) {
         lse[i] = real[i] ? p.lse[(u64)(row + r) * p.heads + head] : 0;
         delta[i] = real[i] ? p.delta[(u64)(row + r) * p.heads + head] : 0;
     }
-    load_head(q, p.q, row, valid, p.heads, head);
-    load_head(dout, p.dout, row, valid, p.heads, head);
+    load_head(q, p.q, row, valid, p.q_pitch, head);
+    load_head(dout, p.dout, row, valid, p.heads * HEAD_DIM, head);
 
     for (u32 key = begin; key < end; key += TILE) {
         u32 rows = min((u32)TILE, keys.rows - key);
         __syncthreads();
-        load_head(k, p.k, keys.start + key, rows, p.kv_heads, kv_head);
-        load_head(v, p.v, keys.start + key, rows, p.kv_heads, kv_head);
+        load_head(k, p.k, keys.start + key, rows, p.k_pitch, kv_head);
+        load_head(v, p.v, keys.start + key, rows, p.v_pitch, kv_head);
         __syncthreads();
         float s[TILE / 8][4] = {}, dp[TILE / 8][4] = {};
         warp_mma<false, false>(s, q + base * LD, LD, k, LD, WIDE);
@@ -240,8 +240,8 @@ KERNEL __launch_bounds__(THREADS) attention_dq(PARAMS Attention p) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             u32 column = j * 8 + acc_col(i);
-            u64 at = (u64)(row + base + acc_row(i)) * p.heads + head;
-            if (real[i / 2] && column < HEAD_DIM) store(p.dq + at * HEAD_DIM + column, acc[j][i]);
+            u64 at = (u64)(row + base + acc_row(i)) * p.dq_pitch + head * HEAD_DIM;
+            if (real[i / 2] && column < HEAD_DIM) store(p.dq + at + column, acc[j][i]);
         }
 }
 
@@ -258,8 +258,8 @@ KERNEL __launch_bounds__(THREADS) attention_dkv(PARAMS Attention p) {
     u32 key = row - p.kv_segments[segment].start; // position of the tile's first key
     u32 base = threadIdx.x / 32 * 16;
     float dk[WIDE / 8][4] = {}, dv[WIDE / 8][4] = {};
-    load_head(k, p.k, row, valid, p.kv_heads, kv_head);
-    load_head(v, p.v, row, valid, p.kv_heads, kv_head);
+    load_head(k, p.k, row, valid, p.k_pitch, kv_head);
+    load_head(v, p.v, row, valid, p.v_pitch, kv_head);
 
     for (u32 first = 0; first < queries.rows; first += TILE) {
         u32 rows = min((u32)TILE, queries.rows - first);
@@ -267,8 +267,8 @@ KERNEL __launch_bounds__(THREADS) attention_dkv(PARAMS Attention p) {
         if (p.q_positions[q_row + rows - 1] < key) continue;
         if (p.window != 0 && p.q_positions[q_row] >= key + TILE - 1 + p.window) continue;
         __syncthreads();
-        load_head(q, p.q, q_row, rows, p.heads, head);
-        load_head(dout, p.dout, q_row, rows, p.heads, head);
+        load_head(q, p.q, q_row, rows, p.q_pitch, head);
+        load_head(dout, p.dout, q_row, rows, p.heads * HEAD_DIM, head);
         for (u32 r = threadIdx.x; r < TILE; r += THREADS) {
             bool real = r < rows;
             position[r] = real ? p.q_positions[q_row + r] : PADDING;
@@ -308,8 +308,8 @@ KERNEL __launch_bounds__(THREADS) attention_dkv(PARAMS Attention p) {
             if (at >= valid || column >= HEAD_DIM) continue;
             u64 to = ((u64)(row + at) * p.heads + head) * HEAD_DIM + column;
             if (group == 1) {
-                store(p.dk + to, dk[j][i]);
-                store(p.dv + to, dv[j][i]);
+                store(p.dk + (u64)(row + at) * p.dk_pitch + head * HEAD_DIM + column, dk[j][i]);
+                store(p.dv + (u64)(row + at) * p.dv_pitch + head * HEAD_DIM + column, dv[j][i]);
             } else {
                 p.dk_parts[to] = dk[j][i];
                 p.dv_parts[to] = dv[j][i];
@@ -328,7 +328,7 @@ KERNEL attention_dkv_sum(PARAMS Attention p) {
             dk += p.dk_parts[from + head * HEAD_DIM];
             dv += p.dv_parts[from + head * HEAD_DIM];
         }
-        store(p.dk + (u64)row * p.kv_heads * HEAD_DIM + i, dk);
-        store(p.dv + (u64)row * p.kv_heads * HEAD_DIM + i, dv);
+        store(p.dk + (u64)row * p.dk_pitch + i, dk);
+        store(p.dv + (u64)row * p.dv_pitch + i, dv);
     }
 }

@@ -53,8 +53,9 @@ template <int NB, int KB> __device__ __forceinline__ void held_mma(float (&acc)[
 }
 
 // load_head without waiting: what lies past `rows` or the head is zero. Ends with `arrived`.
-__device__ __forceinline__ void begin_head(act* tile, const act* x, u64 row, u32 rows, u32 heads, u32 head) {
-    begin_tile<TILE, WIDE, THREADS, HEAD_DIM % 8 == 0>(tile, LD, x + (row * heads + head) * HEAD_DIM, (u64)heads * HEAD_DIM, rows, HEAD_DIM);
+__device__ __forceinline__ void begin_head(act* tile, const act* x, u64 row, u32 rows, u32 pitch, u32 head) {
+    // Rows hold whole heads, so where a head is a multiple of 16 bytes everything begins at one.
+    begin_tile<TILE, WIDE, THREADS, HEAD_DIM % 8 == 0>(tile, LD, x + row * pitch + head * HEAD_DIM, pitch, rows, HEAD_DIM);
 }
 
 // The keys that a query sees: key - first < count, in numbers that wrap. Nothing for a row that is padding.
@@ -78,11 +79,11 @@ template <int NB> __device__ __forceinline__ void hide(float (&s)[NB][4], const 
 // What a warp accumulated for 16 rows of a head, each row times its factor, to where it belongs. Rows that are not real are untouched.
 template <int NB>
 __device__ __forceinline__ void store_head(
-    act* to, const float (&acc)[NB][4], const float (&factor)[2], const bool (&real)[2], u64 row, u32 heads, u32 head) {
+    act* to, const float (&acc)[NB][4], const float (&factor)[2], const bool (&real)[2], u64 row, u32 pitch, u32 head) {
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
         if (!real[i / 2]) continue;
-        act* from = to + ((row + acc_row(i)) * heads + head) * HEAD_DIM;
+        act* from = to + (row + acc_row(i)) * pitch + head * HEAD_DIM;
 #pragma unroll
         for (int j = 0; j < NB; j++) {
             u32 column = j * 8 + acc_col(i);

@@ -1,8 +1,8 @@
 // rms_norm:          x (rows x groups x width), weight (width) float32        out = x / sqrt(mean(x^2) + eps) * weight
 // rms_norm_backward: dy, x, weight                                            dx = or += (accumulate) its gradient
 //
-// Each of the groups of a row by itself. Padding rows are untouched. A warp a group up to 512 wide, else a block of 256 threads: the
-// order of a sum depends on the width alone.
+// Each of the groups of a row by itself; rows of others may stand between those of an array. Padding rows are untouched. A warp a group up to
+// 512 wide, 128 threads up to 1024, else 256: the order of a sum depends on the width alone.
 #include "common.cuh"
 
 struct RmsNorm {
@@ -16,16 +16,21 @@ struct RmsNorm {
     u32 width;
     float eps;
     u32 accumulate;
+    u32 x_pitch; // elements from row to row
+    u32 dy_pitch;
+    u32 out_pitch;
 };
 
-#define THREADS 256
+// Where a group's elements begin.
+__device__ __forceinline__ u64 begin(const RmsNorm& p, u32 item, u32 pitch) { return (u64)(item / p.groups) * pitch + item % p.groups * p.width; }
+
 
 // What a thread has of a row: pieces of V, the first HELD of which stay in registers between the two times that they are needed.
-#define HELD 2
+#define HELD 1
 
 template <int T, int V> __device__ void forward(const RmsNorm& p, u32 item) {
-    const act* x = p.x + (u64)item * p.width;
-    act* out = p.out + (u64)item * p.width;
+    const act* x = p.x + begin(p, item, p.x_pitch);
+    act* out = p.out + begin(p, item, p.out_pitch);
     u32 first = threadIdx.x % T * V;
     float held[HELD][V] = {}, sum = 0;
 #pragma unroll
@@ -60,8 +65,8 @@ template <int T, int V> __device__ void forward(const RmsNorm& p, u32 item) {
 }
 
 template <int T, int V> __device__ void backward(const RmsNorm& p, u32 item) {
-    const act *x = p.x + (u64)item * p.width, *dy = p.dy + (u64)item * p.width;
-    act* dx = p.out + (u64)item * p.width;
+    const act *x = p.x + begin(p, item, p.x_pitch), *dy = p.dy + begin(p, item, p.dy_pitch);
+    act* dx = p.out + begin(p, item, p.out_pitch);
     u32 first = threadIdx.x % T * V;
     float held_x[HELD][V] = {}, held_d[HELD][V] = {}, squares = 0, dot = 0;
     auto fetch = [&](u32 c, float(&v)[V], float(&d)[V]) {
@@ -111,14 +116,21 @@ template <int T, int V> __device__ void backward(const RmsNorm& p, u32 item) {
     }
 }
 
-// One team a group; a block holds THREADS / T of them.
-#define FOR_TEAM(T, BODY)                                                  \
-    u32 item = blockIdx.x * (THREADS / T) + threadIdx.x / T;               \
+// Whether every group begins at a multiple of 16 bytes and is one long.
+__device__ __forceinline__ bool whole(const RmsNorm& p) {
+    return (p.width | p.x_pitch | p.dy_pitch | p.out_pitch) % 8 == 0 && ((u64)p.x | (u64)p.dy | (u64)p.out) % 16 == 0;
+}
+
+// One team of T threads a group; a block of BLOCK threads holds several.
+#define FOR_TEAM(T, BLOCK, BODY)                                           \
+    u32 item = blockIdx.x * (BLOCK / T) + threadIdx.x / T;                 \
     if (item >= p.items || p.positions[item / p.groups] == PADDING) return; \
-    if (p.width % 8 == 0) BODY<T, 8>(p, item);                             \
+    if (whole(p)) BODY<T, 8>(p, item);                                     \
     else BODY<T, 1>(p, item);
 
-KERNEL rms_norm_warp(PARAMS RmsNorm p) { FOR_TEAM(32, forward) }
-KERNEL rms_norm_block(PARAMS RmsNorm p) { FOR_TEAM(THREADS, forward) }
-KERNEL rms_norm_backward_warp(PARAMS RmsNorm p) { FOR_TEAM(32, backward) }
-KERNEL rms_norm_backward_block(PARAMS RmsNorm p) { FOR_TEAM(THREADS, backward) }
+KERNEL rms_norm_32(PARAMS RmsNorm p) { FOR_TEAM(32, 256, forward) }
+KERNEL rms_norm_128(PARAMS RmsNorm p) { FOR_TEAM(128, 128, forward) }
+KERNEL rms_norm_256(PARAMS RmsNorm p) { FOR_TEAM(256, 256, forward) }
+KERNEL rms_norm_backward_32(PARAMS RmsNorm p) { FOR_TEAM(32, 256, backward) }
+KERNEL rms_norm_backward_128(PARAMS RmsNorm p) { FOR_TEAM(128, 128, backward) }
+KERNEL rms_norm_backward_256(PARAMS RmsNorm p) { FOR_TEAM(256, 256, backward) }

@@ -10,12 +10,13 @@ struct Rope {
     u32 heads;
     u32 half;
     float sign;
+    u32 pitch; // elements from row to row of x
 };
 
 // V neighbours of the lower half of a head, and V of the upper.
 template <int V> __device__ __forceinline__ void rotate(const Rope& p, u32 row, u32 item) {
     u32 each = p.half / V, head = item / each, c = item % each * V;
-    act *low = p.x + ((u64)row * p.heads + head) * 2 * p.half + c, *high = low + p.half;
+    act *low = p.x + (u64)row * p.pitch + head * 2 * p.half + c, *high = low + p.half;
     const float* table = p.table + (u64)p.positions[row] * 2 * p.half + c;
     float a[V], b[V], cosine[V], sine[V];
     load<V>(low, a);
@@ -35,7 +36,7 @@ template <int V> __device__ __forceinline__ void rotate(const Rope& p, u32 row, 
 KERNEL rope(PARAMS Rope p) {
     u32 row = blockIdx.x;
     if (p.positions[row] == PADDING) return;
-    bool eight = p.half % 8 == 0;
+    bool eight = p.half % 8 == 0 && p.pitch % 8 == 0 && (u64)p.x % 16 == 0;
     for (u32 i = threadIdx.x; i < p.heads * p.half / (eight ? 8 : 1); i += blockDim.x) {
         if (eight) rotate<8>(p, row, i);
         else rotate<1>(p, row, i);

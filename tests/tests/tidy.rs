@@ -65,7 +65,7 @@ fn folders_do_not_know_what_they_must_not() {
 #[test]
 fn unsafe_code_stands_only_at_its_addresses() {
     let cuda =
-        "adamw attention blas buckets compile driver gate graph head host_side library linear lora memory record rows staging support";
+        "adamw attention blas buckets compile driver gate graph head host_side library linear lora memory record rows staging support weights";
     let cuda: Vec<String> = cuda.split(' ').map(|module| format!("kernels/src/cuda/{module}.rs")).collect();
     let others = ["kernels/src/cpu/matrix.rs", "kernels/src/weights.rs", "host/sandbox/src/precompiled.rs"];
     let addresses: Vec<&str> = cuda.iter().map(String::as_str).chain(others).collect();
@@ -132,7 +132,9 @@ fn every_operation_has_its_row_in_kernels_md() {
         "allocated_bytes",
         "free_bytes",
         "load",
+        "load_together",
         "alloc",
+        "alloc_together",
         "len",
         "upload",
         "download",
@@ -140,6 +142,8 @@ fn every_operation_has_its_row_in_kernels_md() {
         "copy",
         "begin_pass",
         "end_pass",
+        "mark",
+        "pass_ns",
     ];
     for operation in operations.iter().filter(|operation| !memory.contains(operation)) {
         assert!(table.contains(&format!("| `{operation}` |")), "kernels/KERNELS.md has no row for `{operation}`");

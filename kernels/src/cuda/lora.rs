@@ -253,9 +253,9 @@ pub(super) fn lora(
     let tables = Tables::new(device, layout, &all, inputs, &widths);
     let mut parts = Vec::new();
     for (number, LoraOut { s, s_width, y }) in modules.iter().enumerate() {
-        let (y, s) = (device.read("y", y, Use::Activation), device.read("s", s, Use::State));
-        let (wide, s_width, blocks) = (widths[number].0 as u32, *s_width as u32, tables.blocks(number) as u32);
-        parts.push(Module { y, s, ds: 0, wide, s_width, blocks, pitch: wide });
+        let (pitch, wide) = (y.pitch(widths[number].0) as u32, widths[number].0 as u32);
+        let (y, s) = (device.read_rows("y", y, Use::Activation), device.read("s", s, Use::State));
+        parts.push(Module { y, s, ds: 0, wide, s_width: *s_width as u32, blocks: tables.blocks(number) as u32, pitch });
     }
     let x = device.read("x", x, Use::Activation);
     let mut arguments = tables.arguments(device, layout, x, inputs, &parts)?;
@@ -300,10 +300,11 @@ pub(super) fn lora_backward(
     let (ds, parts_at) = scratch(device, &tables, rows, inputs, &widths)?;
     let mut parts = Vec::new();
     for (number, LoraIn { dy, s, s_width }) in modules.iter().enumerate() {
-        let (y, s) = (device.read("dy", dy, Use::Activation), device.read("s", s, Use::State));
-        let (wide, s_width, blocks) = (widths[number].0 as u32, *s_width as u32, tables.blocks(number) as u32);
+        let (pitch, wide) = (dy.pitch(widths[number].0) as u32, widths[number].0 as u32);
+        let (y, s) = (device.read_rows("dy", dy, Use::Activation), device.read("s", s, Use::State));
+        let blocks = tables.blocks(number) as u32;
         let before: usize = widths[..number].iter().map(|(_, s_width)| s_width).sum();
-        parts.push(Module { y, s, ds: ds + (before * rows * 4) as u64, wide, s_width, blocks, pitch: wide });
+        parts.push(Module { y, s, ds: ds + (before * rows * 4) as u64, wide, s_width: *s_width as u32, blocks, pitch });
     }
     let x = device.read("x", x, Use::Activation);
     let mut arguments = tables.arguments(device, layout, x, inputs, &parts)?;

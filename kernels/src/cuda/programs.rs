@@ -45,7 +45,7 @@ const PROGRAMS: [Program; 11] = [
     program!("head_loss.cu": "head_loss", "head_gradient"),
     program!("lora.cu": "lora_shrink", "lora_shrink_drop", "lora_expand"),
     program!("lora_backward.cu": "lora_backward_shrink", "lora_backward_expand", "lora_backward_expand_drop", "lora_gradient", "lora_gradient_drop", "lora_gradient_sum"),
-    program!("rms_norm.cu": "rms_norm_warp", "rms_norm_block", "rms_norm_backward_warp", "rms_norm_backward_block"),
+    program!("rms_norm.cu": "rms_norm_32", "rms_norm_128", "rms_norm_256", "rms_norm_backward_32", "rms_norm_backward_128", "rms_norm_backward_256"),
     program!("rope.cu": "rope"),
     program!("rows.cu": "add", "gather", "scatter_add", "add_state", "gather_state", "scatter_add_state"),
     program!("swiglu.cu": "swiglu", "swiglu_backward"),
