@@ -1,0 +1,220 @@
+//! Files under the SHA-256 of what is in them.
+//!
+//! Never shows anything half-written, and never removes what somebody is about to refer to: a [`Kept`] blob is pinned until it is dropped.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use cap_std::fs::{Dir, File, OpenOptions};
+use nodus_protocol::Digest;
+use sha2::{Digest as _, Sha256};
+
+use crate::access::Access;
+use crate::database::lock;
+use crate::error::{Result, StateError};
+
+const TMP: &str = "tmp";
+const BLOBS: &str = "blobs";
+const WRITING: &str = "writing a blob";
+
+/// Blobs that are referred to, or about to be, by how many.
+pub(crate) type Pins = Arc<Mutex<BTreeMap<Digest, usize>>>;
+
+/// The folder of blobs.
+pub(crate) struct Blobs {
+    dir: Dir,
+    access: Access,
+    next: AtomicU64,
+    pub(crate) pins: Pins,
+}
+
+/// A file that is being written. Dropped, it is gone.
+pub struct Staged<'a> {
+    blobs: &'a Blobs,
+    name: String,
+    file: File,
+    hash: Sha256,
+    bytes: u64,
+    bytes_max: u64,
+}
+
+/// A blob in its place, and pinned there until this is dropped: refer to it by a row before.
+#[derive(Debug)]
+pub struct Kept {
+    digest: Digest,
+    bytes: u64,
+    pins: Pins,
+}
+
+impl Kept {
+    /// SHA-256 of its content.
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// Length of its content.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let mut pins = lock(&self.pins);
+        if let Some(count) = pins.get_mut(&self.digest) {
+            *count -= 1;
+            if *count == 0 {
+                pins.remove(&self.digest);
+            }
+        }
+    }
+}
+
+impl Blobs {
+    pub(crate) fn open(dir: Dir, access: Access) -> Result<Self> {
+        if access == Access::Whole {
+            let failed = StateError::file("making the folders of the state");
+            dir.create_dir_all(BLOBS).map_err(&failed)?;
+            // What a killed process left; nobody else is there.
+            if dir.exists(TMP) {
+                dir.remove_dir_all(TMP).map_err(&failed)?;
+            }
+            dir.create_dir(TMP).map_err(&failed)?;
+        }
+        Ok(Self { dir, access, next: AtomicU64::new(0), pins: Pins::default() })
+    }
+
+    pub(crate) fn stage(&self, bytes_max: u64) -> Result<Staged<'_>> {
+        if self.access == Access::Rows {
+            return Err(StateError::RowsOnly);
+        }
+        let name = format!("{TMP}/{}", self.next.fetch_add(1, Relaxed));
+        let options = OpenOptions::new().read(true).write(true).create_new(true).clone();
+        let file = self.dir.open_with(&name, &options).map_err(StateError::file(WRITING))?;
+        Ok(Staged { blobs: self, name, file, hash: Sha256::new(), bytes: 0, bytes_max })
+    }
+
+    /// The blob's file.
+    pub(crate) fn read(&self, digest: Digest) -> Result<File> {
+        self.dir.open(path(digest)).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => StateError::Damaged(format!("blob {digest} is missing")),
+            _ => StateError::file("opening a blob")(error),
+        })
+    }
+
+    /// Every blob that is there, with its length.
+    pub(crate) fn all(&self) -> Result<BTreeMap<Digest, u64>> {
+        let list = || -> io::Result<BTreeMap<Digest, u64>> {
+            let mut found = BTreeMap::new();
+            for folder in self.dir.read_dir(BLOBS)? {
+                for file in folder?.open_dir()?.entries()? {
+                    let file = file?;
+                    let digest = format!("sha256:{}", file.file_name().to_string_lossy()).parse();
+                    if let Ok(digest) = digest {
+                        found.insert(digest, file.metadata()?.len());
+                    }
+                }
+            }
+            Ok(found)
+        };
+        list().map_err(StateError::file("listing the blobs"))
+    }
+
+    /// Hold the pins.
+    pub(crate) fn remove(&self, digest: Digest) -> Result<()> {
+        match self.dir.remove_file(path(digest)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StateError::file("removing a blob")(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The digest of what the blob's file holds now.
+    pub(crate) fn digest_now(&self, digest: Digest) -> Result<Digest> {
+        let mut file = self.read(digest)?;
+        let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
+        loop {
+            match file.read(&mut buffer).map_err(StateError::file("reading a blob"))? {
+                0 => return Ok(Digest::from_bytes(hash.finalize().into())),
+                count => hash.update(buffer.get(..count).unwrap_or_default()),
+            }
+        }
+    }
+}
+
+fn path(digest: Digest) -> String {
+    let hex = digest.hex();
+    format!("{BLOBS}/{}/{hex}", hex.get(..2).unwrap_or_default())
+}
+
+impl Staged<'_> {
+    /// How many bytes were written.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What was written, from its beginning, to look at before it is kept.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn open(&self) -> Result<File> {
+        self.blobs.dir.open(&self.name).map_err(StateError::file("reading what was uploaded"))
+    }
+
+    /// Puts it in place under its digest, on the disk for good.
+    ///
+    /// # Errors
+    /// The disk's: nothing was kept.
+    pub fn keep(self) -> Result<Kept> {
+        let digest = Digest::from_bytes(self.hash.clone().finalize().into());
+        let failed = StateError::file("keeping a blob");
+        self.file.sync_all().map_err(&failed)?;
+        let mut pins = lock(&self.blobs.pins);
+        let place = path(digest);
+        if !self.blobs.dir.is_file(&place) {
+            let folder = place.rsplit_once('/').map_or(BLOBS, |(folder, _)| folder);
+            let put = || -> io::Result<()> {
+                let dir = &self.blobs.dir;
+                dir.create_dir_all(folder)?;
+                dir.rename(&self.name, dir, &place)?;
+                dir.open_dir(folder)?.open(".")?.sync_all()?;
+                dir.open_dir(BLOBS)?.open(".")?.sync_all()
+            };
+            put().map_err(&failed)?;
+        }
+        *pins.entry(digest).or_default() += 1;
+        Ok(Kept { digest, bytes: self.bytes, pins: self.blobs.pins.clone() })
+    }
+}
+
+impl Write for Staged<'_> {
+    /// Refuses what goes beyond the size that was allowed, with `FileTooLarge`.
+    fn write(&mut self, content: &[u8]) -> io::Result<usize> {
+        if self.bytes + content.len() as u64 > self.bytes_max {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        let count = self.file.write(content)?;
+        self.hash.update(content.get(..count).unwrap_or(content));
+        self.bytes += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Staged<'_> {
+    fn drop(&mut self) {
+        match self.blobs.dir.remove_file(&self.name) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(%error, "a temporary file stays behind until the next start");
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What jobs tell, and what became of them, in the order it was told.
+//!
+//! Never holds what a replayed job tells again: its own count says that it was told. Positions count within a cohort, so that a reader of
+//! one tenant's events learns nothing of how much others have.
+
+use rusqlite::{Row, Transaction, params};
+use serde_json::{Value, json};
+
+use crate::change::{Change, What};
+use crate::error::{Result, StateError};
+use crate::ids::{CohortId, JobId, TenantId};
+use crate::jobs::{Claim, holder};
+use crate::state::{State, now_ms};
+use crate::words::EventKind;
+
+/// An event that a job told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewEvent {
+    /// The job's own count, from 1. Replayed, the same event has the same.
+    pub seq: u64,
+    /// When it was told first, Unix milliseconds.
+    pub ms: u64,
+    /// What it tells.
+    pub kind: EventKind,
+    /// A JSON object, as text.
+    pub body: String,
+}
+
+/// An event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Within its cohort, from 1; grows with time.
+    pub position: u64,
+    /// Of which job.
+    pub job: JobId,
+    /// When, Unix milliseconds.
+    pub ms: u64,
+    /// What it tells.
+    pub kind: EventKind,
+    /// A JSON object, as text.
+    pub body: String,
+}
+
+/// Whose events are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// One job's.
+    Job(JobId),
+    /// Those of all members of a cohort.
+    Cohort(CohortId),
+}
+
+const INSERT: &str = "INSERT INTO events (cohort, position, job, seq, ms, kind, body) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING";
+
+/// Adds to the end of a cohort's events; how many were not there yet.
+fn push<'a>(
+    transaction: &Transaction<'_>,
+    (cohort, job): (i64, i64),
+    events: impl IntoIterator<Item = (Option<u64>, u64, EventKind, &'a str)>,
+) -> Result<usize> {
+    let last = "SELECT events FROM cohorts WHERE number = ?";
+    let first: u64 = transaction.prepare_cached(last)?.query_row([cohort], |row| row.get(0))?;
+    let mut position = first;
+    let mut insert = transaction.prepare_cached(INSERT)?;
+    for (seq, ms, kind, body) in events {
+        position += insert.execute(params![cohort, position + 1, job, seq, ms, kind, body])? as u64;
+    }
+    transaction.prepare_cached("UPDATE cohorts SET events = ? WHERE number = ?")?.execute((position, cohort))?;
+    usize::try_from(position - first).map_err(|_| StateError::Damaged("events cannot be counted".to_owned()))
+}
+
+/// Enters that a job's state changed.
+pub(crate) fn push_state(transaction: &Transaction<'_>, job: (i64, i64), body: &Value) -> Result<()> {
+    push(transaction, job, [(None, now_ms(), EventKind::State, body.to_string().as_str())]).map(drop)
+}
+
+pub(crate) fn append(transaction: &Transaction<'_>, job: (i64, i64), events: &[NewEvent]) -> Result<usize> {
+    push(transaction, job, events.iter().map(|event| (Some(event.seq), event.ms, event.kind, event.body.as_str())))
+}
+
+fn from_row(row: &Row<'_>) -> rusqlite::Result<Event> {
+    Ok(Event { position: row.get(0)?, job: row.get(1)?, ms: row.get(2)?, kind: row.get(3)?, body: row.get(4)? })
+}
+
+impl State {
+    /// Appends what a running job told; how many of the events were not there yet. One transaction: give many at once.
+    ///
+    /// # Errors
+    /// The claim is stale; the disk refuses, and nothing was appended.
+    pub fn append(&self, claim: &Claim, events: &[NewEvent]) -> Result<usize> {
+        self.change(|transaction, changes| {
+            let held = holder(transaction, claim)?;
+            let count = append(transaction, (held.cohort, held.number), events)?;
+            if count > 0 {
+                changes.push(Change { tenant: held.tenant, cohort: held.cohort_id, job: Some(claim.job), what: What::Events });
+            }
+            Ok(count)
+        })
+    }
+
+    /// Events after a position, of some kinds (of all where none is named), the oldest first.
+    ///
+    /// # Errors
+    /// The tenant has no such job or cohort.
+    pub fn events(&self, of: TenantId, stream: Stream, after: u64, kinds: &[EventKind], count_max: usize) -> Result<Vec<Event>> {
+        self.database.read(|view| {
+            let (cohort, job) = numbers(view, of, stream)?;
+            let kinds = kinds.iter().map(|kind| format!(",{kind},")).collect::<String>();
+            let column = if job.is_some() { "events.job" } else { "events.cohort" };
+            let select = format!(
+                "SELECT position, jobs.id, ms, kind, body FROM events JOIN jobs ON jobs.number = events.job
+                 WHERE {column} = ? AND position > ? AND (?3 = '' OR instr(?3, ',' || kind || ','))
+                 ORDER BY position LIMIT ?4"
+            );
+            let mut statement = view.prepare_cached(&select)?;
+            let rows = statement.query_map(params![job.unwrap_or(cohort), after, kinds, count_max as u64], from_row)?;
+            Ok(rows.collect::<rusqlite::Result<_>>()?)
+        })
+    }
+
+    /// A job's latest event of a kind.
+    ///
+    /// # Errors
+    /// The tenant has no such job.
+    pub fn latest_event(&self, of: TenantId, job: JobId, kind: EventKind) -> Result<Option<Event>> {
+        self.database.read(|view| {
+            let (_, number) = numbers(view, of, Stream::Job(job))?;
+            let select = "SELECT position, jobs.id, ms, kind, body FROM events JOIN jobs ON jobs.number = events.job
+                 WHERE events.job = ? AND kind = ? ORDER BY position DESC LIMIT 1";
+            let mut statement = view.prepare_cached(select)?;
+            let mut rows = statement.query_map(params![number, kind], from_row)?;
+            Ok(rows.next().transpose()?)
+        })
+    }
+}
+
+/// The cohort's number, and the job's where it is one job's stream.
+fn numbers(view: &Transaction<'_>, of: TenantId, stream: Stream) -> Result<(i64, Option<i64>)> {
+    let found = match stream {
+        Stream::Job(id) => view
+            .prepare_cached("SELECT cohort, number FROM jobs WHERE id = ? AND tenant = ?")?
+            .query_row((id, of), |row| Ok((row.get(0)?, row.get(1)?))),
+        Stream::Cohort(id) => view
+            .prepare_cached("SELECT number FROM cohorts WHERE id = ? AND tenant = ?")?
+            .query_row((id, of), |row| Ok((row.get(0)?, None))),
+    };
+    let what = if matches!(stream, Stream::Job(_)) { "job" } else { "cohort" };
+    found.map_err(|error| if error == rusqlite::Error::QueryReturnedNoRows { StateError::NotFound(what) } else { error.into() })
+}
+
+/// What an event of a changed state says.
+pub(crate) fn state_body(state: &str, more: &[(&str, Value)]) -> Value {
+    let mut body = json!({ "state": state });
+    for (key, value) in more {
+        if let Some(body) = body.as_object_mut().filter(|_| !value.is_null()) {
+            body.insert((*key).to_owned(), value.clone());
+        }
+    }
+    body
+}

@@ -1,0 +1,22 @@
+//! Jobs: how they are submitted, what becomes of them, and who may see them.
+//!
+//! Every transition is one transaction that checks the state it leaves.
+//!
+//! ```text
+//! queued ──claim──> running ──finish──> succeeded | stopped | failed | cancelled | broken
+//!   │  ^               │  reclaim: running, under a new attempt
+//!   │  └───requeue─────┘
+//!   └──cancel──> cancelled
+//! ```
+
+mod owner;
+mod queue;
+mod submit;
+mod transition;
+
+pub use owner::{Cancelled, Filter, Job};
+pub use queue::{Queued, Running, Work};
+pub use submit::{Key, Submitted};
+pub use transition::{Claim, Finish};
+
+pub(crate) use transition::holder;

@@ -1,0 +1,224 @@
+//! What a job's owner sees and does.
+//!
+//! Never finds a job of another tenant.
+
+use rusqlite::{OptionalExtension as _, Row, Transaction, params};
+use serde_json::Value;
+
+use super::transition::{end, job};
+use crate::change::What;
+use crate::error::{Result, StateError};
+use crate::events::{push_state, state_body};
+use crate::ids::{CohortId, JobId, TenantId};
+use crate::items::{FileRef, file_refs};
+use crate::spec::JobSpec;
+use crate::state::State;
+use crate::words::{JobState, Stop};
+
+/// A job, as its owner sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    /// Which.
+    pub id: JobId,
+    /// Of which cohort.
+    pub cohort: CohortId,
+    /// Which of its members, from 0.
+    pub member: u64,
+    /// What it is made of.
+    pub spec: JobSpec,
+    /// Where it is in its life.
+    pub state: JobState,
+    /// How many of its owner's jobs go before it, while it waits.
+    pub ahead: Option<u64>,
+    /// Why it waits.
+    pub reason: Option<String>,
+    /// Where it runs, or ran last.
+    pub placed: Option<String>,
+    /// What was asked for.
+    pub stop: Option<Stop>,
+    /// How it ended, where it did not end well.
+    pub message: Option<String>,
+    /// How often it was started.
+    pub attempts: u64,
+    /// Whether it has a receipt.
+    pub has_receipt: bool,
+    /// Time on the device.
+    pub device_ms: u64,
+    /// When it came in.
+    pub submitted_ms: u64,
+    /// When it was started first.
+    pub started_ms: Option<u64>,
+    /// When it ended.
+    pub ended_ms: Option<u64>,
+}
+
+/// Which jobs are listed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Of this state.
+    pub state: Option<JobState>,
+    /// Of this cohort.
+    pub cohort: Option<CohortId>,
+    /// On this model.
+    pub model: Option<String>,
+    /// Older than this one: the last of the page before.
+    pub before: Option<JobId>,
+}
+
+/// What asking a job to stop came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancelled {
+    /// It waited, and is cancelled.
+    AtOnce,
+    /// It was started: whoever runs it will hear.
+    Asked,
+}
+
+const COLUMNS: &str = "jobs.id, cohorts.id, member, spec, state, reason, placed, stop, message, attempts, receipt IS NOT NULL, device_ms,
+    jobs.submitted_ms, started_ms, ended_ms,
+    CASE state WHEN 'queued' THEN (SELECT count(*) FROM jobs other WHERE other.tenant = jobs.tenant AND other.state = 'queued'
+        AND (other.priority, other.number) < (jobs.priority, jobs.number)) END";
+
+fn from_row(row: &Row<'_>) -> rusqlite::Result<Job> {
+    let text: String = row.get(3)?;
+    let spec = serde_json::from_str(&text)
+        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(3, rusqlite::types::Type::Text, error.into()))?;
+    Ok(Job {
+        id: row.get(0)?,
+        cohort: row.get(1)?,
+        member: row.get(2)?,
+        spec,
+        state: row.get(4)?,
+        reason: row.get(5)?,
+        placed: row.get(6)?,
+        stop: row.get(7)?,
+        message: row.get(8)?,
+        attempts: row.get(9)?,
+        has_receipt: row.get(10)?,
+        device_ms: row.get(11)?,
+        submitted_ms: row.get(12)?,
+        started_ms: row.get(13)?,
+        ended_ms: row.get(14)?,
+        ahead: row.get(15)?,
+    })
+}
+
+impl State {
+    /// A tenant's job.
+    ///
+    /// # Errors
+    /// The tenant has no such job.
+    pub fn job(&self, of: TenantId, id: JobId) -> Result<Job> {
+        self.database.read(|view| {
+            let select =
+                format!("SELECT {COLUMNS} FROM jobs JOIN cohorts ON cohort = cohorts.number WHERE jobs.id = ? AND jobs.tenant = ?");
+            let found = view.prepare_cached(&select)?.query_row((id, of), from_row).optional()?;
+            found.ok_or(StateError::NotFound("job"))
+        })
+    }
+
+    /// A tenant's jobs, the newest first.
+    ///
+    /// # Errors
+    /// `before` is no job of the tenant's.
+    pub fn jobs(&self, of: TenantId, filter: &Filter, count_max: usize) -> Result<Vec<Job>> {
+        self.database.read(|view| {
+            let before = filter.before.map(|id| job(view, id, Some(of)).map(|held| held.number)).transpose()?;
+            let select = format!(
+                "SELECT {COLUMNS} FROM jobs JOIN cohorts ON cohort = cohorts.number
+                 WHERE jobs.tenant = ?1 AND (?2 IS NULL OR state = ?2) AND (?3 IS NULL OR cohorts.id = ?3) AND (?4 IS NULL OR model = ?4)
+                 AND (?5 IS NULL OR jobs.number < ?5) ORDER BY jobs.number DESC LIMIT ?6"
+            );
+            let mut statement = view.prepare_cached(&select)?;
+            let rows = statement.query_map(params![of, filter.state, filter.cohort, filter.model, before, count_max as u64], from_row)?;
+            Ok(rows.collect::<rusqlite::Result<_>>()?)
+        })
+    }
+
+    /// The members of a tenant's cohort, in order.
+    ///
+    /// # Errors
+    /// The tenant has no such cohort.
+    pub fn members(&self, of: TenantId, cohort: CohortId) -> Result<Vec<Job>> {
+        let members = self.database.read(|view| {
+            let select = format!(
+                "SELECT {COLUMNS} FROM jobs JOIN cohorts ON cohort = cohorts.number WHERE cohorts.id = ? AND cohorts.tenant = ? ORDER BY member"
+            );
+            let mut statement = view.prepare_cached(&select)?;
+            Ok(statement.query_map((cohort, of), from_row)?.collect::<rusqlite::Result<Vec<_>>>()?)
+        })?;
+        if members.is_empty() { Err(StateError::NotFound("cohort")) } else { Ok(members) }
+    }
+
+    /// Asks a job to stop. One that was never started is cancelled at once; one that ended is left as it is.
+    ///
+    /// # Errors
+    /// The tenant has no such job, or it ended.
+    pub fn cancel(&self, of: TenantId, id: JobId, how: Stop) -> Result<Cancelled> {
+        self.change(|transaction, changes| {
+            let held = job(transaction, id, Some(of))?;
+            let is_waiting = held.state == JobState::Queued && (held.attempts == 0 || how == Stop::Cancel);
+            if is_waiting {
+                end(transaction, &held, (JobState::Cancelled, None, None))?;
+                changes.push(held.change(id, What::State));
+                return Ok(Cancelled::AtOnce);
+            }
+            if held.state.is_ended() {
+                return Err(StateError::WrongState { found: held.state, expected: "queued or running" });
+            }
+            // What cuts a job off is not taken back by asking it to end well.
+            if held.stop.is_none() || (held.stop, how) == (Some(Stop::Stop), Stop::Cancel) {
+                transaction.prepare_cached("UPDATE jobs SET stop = ? WHERE number = ?")?.execute((how, held.number))?;
+                let body = state_body(held.state.as_str(), &[("stop", Value::from(how.as_str()))]);
+                push_state(transaction, held.place(), &body)?;
+                changes.push(held.change(id, What::Stop));
+            }
+            Ok(Cancelled::Asked)
+        })
+    }
+
+    /// Deletes a job that ended, with its events, artifacts and receipt. The ledger keeps that it was.
+    ///
+    /// # Errors
+    /// The tenant has no such job, or it did not end yet.
+    pub fn delete_job(&self, of: TenantId, id: JobId) -> Result<()> {
+        self.change(|transaction, changes| {
+            let held = job(transaction, id, Some(of))?;
+            if !held.state.is_ended() {
+                return Err(StateError::WrongState { found: held.state, expected: "ended: cancel it first" });
+            }
+            transaction.execute("DELETE FROM jobs WHERE number = ?", [held.number])?;
+            let empty = "DELETE FROM cohorts WHERE number = ?1 AND NOT EXISTS (SELECT 1 FROM jobs WHERE cohort = ?1)";
+            transaction.execute(empty, [held.cohort])?;
+            changes.push(held.change(id, What::Deleted));
+            Ok(())
+        })
+    }
+
+    /// The files that were kept of a tenant's job, by path.
+    ///
+    /// # Errors
+    /// The tenant has no such job.
+    pub fn artifacts(&self, of: TenantId, id: JobId) -> Result<Vec<FileRef>> {
+        self.database.read(|view| {
+            let held = job(view, id, Some(of))?;
+            file_refs(view, "SELECT path, digest, bytes FROM artifacts JOIN blobs USING (digest) WHERE job = ? ORDER BY path", held.number)
+        })
+    }
+
+    /// The receipt of a tenant's job.
+    ///
+    /// # Errors
+    /// The tenant has no such job, or it has no receipt.
+    pub fn receipt(&self, of: TenantId, id: JobId) -> Result<Vec<u8>> {
+        self.database.read(|view| {
+            let held = job(view, id, Some(of))?;
+            receipt(view, held.number)
+        })
+    }
+}
+
+fn receipt(view: &Transaction<'_>, number: i64) -> Result<Vec<u8>> {
+    let found: Option<Vec<u8>> = view.query_row("SELECT receipt FROM jobs WHERE number = ?", [number], |row| row.get(0))?;
+    found.ok_or(StateError::NotFound("receipt"))
+}

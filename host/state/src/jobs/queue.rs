@@ -1,0 +1,198 @@
+//! What whoever runs the jobs reads: those that wait, those that run, and what one is made of.
+//!
+//! Shows all tenants' jobs: never answer a tenant's request with it.
+
+use nodus_protocol::Digest;
+use rusqlite::{OptionalExtension as _, Row};
+
+use crate::error::{Result, StateError};
+use crate::ids::{CohortId, JobId, TenantId};
+use crate::items::FileRef;
+use crate::spec::JobSpec;
+use crate::state::State;
+use crate::words::{Priority, Role, Stop};
+
+/// A job that waits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Queued {
+    /// Which.
+    pub job: JobId,
+    /// Whose.
+    pub tenant: TenantId,
+    /// Of which cohort.
+    pub cohort: CohortId,
+    /// Who goes first.
+    pub priority: Priority,
+    /// What it is made of: model, lane, planned bytes.
+    pub spec: JobSpec,
+    /// How often it was claimed before; above 0 it resumes.
+    pub attempts: u64,
+    /// What its owner asked for.
+    pub stop: Option<Stop>,
+    /// Why it waits, as it was said last.
+    pub reason: Option<String>,
+    /// When it came in.
+    pub submitted_ms: u64,
+}
+
+/// A job that somebody holds a claim on, or held when the service ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Running {
+    /// Which.
+    pub job: JobId,
+    /// Whose.
+    pub tenant: TenantId,
+    /// Of which cohort.
+    pub cohort: CohortId,
+    /// What it is made of.
+    pub spec: JobSpec,
+    /// Where.
+    pub placed: String,
+    /// Of the claim.
+    pub attempt: u64,
+    /// What its owner asks for.
+    pub stop: Option<Stop>,
+}
+
+/// All that is needed to run a job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Work {
+    /// Which.
+    pub job: JobId,
+    /// Whose.
+    pub tenant: TenantId,
+    /// The tenant's name, for the host's ledger.
+    pub tenant_name: String,
+    /// Of which cohort.
+    pub cohort: CohortId,
+    /// Which of its members, from 0.
+    pub member: u64,
+    /// What it is made of.
+    pub spec: JobSpec,
+    /// The files that `spec` names, by what they are for. [`State::open_file`] opens them.
+    pub inputs: Vec<(Role, FileRef)>,
+    /// How often it was claimed.
+    pub attempts: u64,
+    /// What its owner asks for.
+    pub stop: Option<Stop>,
+}
+
+fn spec(row: &Row<'_>, column: usize) -> rusqlite::Result<JobSpec> {
+    let text: String = row.get(column)?;
+    serde_json::from_str(&text)
+        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, error.into()))
+}
+
+impl State {
+    /// The jobs that wait, in their order: high priority first, then by age. Those of disabled tenants are left out.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn queued(&self) -> Result<Vec<Queued>> {
+        self.database.read(|view| {
+            let select = "SELECT jobs.id, jobs.tenant, cohorts.id, priority, spec, attempts, stop, reason, jobs.submitted_ms
+                 FROM jobs JOIN cohorts ON cohort = cohorts.number JOIN tenants ON jobs.tenant = tenants.id
+                 WHERE state = 'queued' AND disabled = 0 ORDER BY priority, jobs.number";
+            let mut statement = view.prepare_cached(select)?;
+            let row = |row: &Row<'_>| {
+                Ok(Queued {
+                    job: row.get(0)?,
+                    tenant: row.get(1)?,
+                    cohort: row.get(2)?,
+                    priority: row.get(3)?,
+                    spec: spec(row, 4)?,
+                    attempts: row.get(5)?,
+                    stop: row.get(6)?,
+                    reason: row.get(7)?,
+                    submitted_ms: row.get(8)?,
+                })
+            };
+            Ok(statement.query_map([], row)?.collect::<rusqlite::Result<_>>()?)
+        })
+    }
+
+    /// The jobs that run. At the start of the service: those that it has to resume.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn running(&self) -> Result<Vec<Running>> {
+        self.database.read(|view| {
+            let select = "SELECT jobs.id, jobs.tenant, cohorts.id, spec, placed, attempts, stop
+                 FROM jobs JOIN cohorts ON cohort = cohorts.number WHERE state = 'running' ORDER BY jobs.number";
+            let mut statement = view.prepare_cached(select)?;
+            let row = |row: &Row<'_>| {
+                Ok(Running {
+                    job: row.get(0)?,
+                    tenant: row.get(1)?,
+                    cohort: row.get(2)?,
+                    spec: spec(row, 3)?,
+                    placed: row.get(4)?,
+                    attempt: row.get(5)?,
+                    stop: row.get(6)?,
+                })
+            };
+            Ok(statement.query_map([], row)?.collect::<rusqlite::Result<_>>()?)
+        })
+    }
+
+    /// All that is needed to run a job.
+    ///
+    /// # Errors
+    /// There is no such job.
+    pub fn work(&self, job: JobId) -> Result<Work> {
+        self.database.read(|view| {
+            let select = "SELECT jobs.number, jobs.tenant, tenants.name, cohorts.id, member, spec, attempts, stop
+                 FROM jobs JOIN cohorts ON cohort = cohorts.number JOIN tenants ON jobs.tenant = tenants.id WHERE jobs.id = ?";
+            let row = |row: &Row<'_>| {
+                let work = Work {
+                    job,
+                    tenant: row.get(1)?,
+                    tenant_name: row.get(2)?,
+                    cohort: row.get(3)?,
+                    member: row.get(4)?,
+                    spec: spec(row, 5)?,
+                    inputs: Vec::new(),
+                    attempts: row.get(6)?,
+                    stop: row.get(7)?,
+                };
+                Ok((row.get::<_, i64>(0)?, work))
+            };
+            let found = view.prepare_cached(select)?.query_row([job], row).optional()?;
+            let (number, work) = found.ok_or(StateError::NotFound("job"))?;
+            let select = "SELECT role, path, digest, bytes FROM inputs JOIN blobs USING (digest) WHERE job = ? ORDER BY role, path";
+            let mut statement = view.prepare_cached(select)?;
+            let input = |row: &Row<'_>| {
+                Ok((row.get(0)?, FileRef { path: row.get(1)?, digest: Digest::from_bytes(row.get(2)?), bytes: row.get(3)? }))
+            };
+            let inputs = statement.query_map([number], input)?.collect::<rusqlite::Result<_>>()?;
+            Ok(Work { inputs, ..work })
+        })
+    }
+
+    /// What a job's owner asks for, now.
+    ///
+    /// # Errors
+    /// There is no such job.
+    pub fn stop_of(&self, job: JobId) -> Result<Option<Stop>> {
+        self.database.read(|view| {
+            let found = view.prepare_cached("SELECT stop FROM jobs WHERE id = ?")?.query_row([job], |row| row.get(0)).optional()?;
+            found.ok_or(StateError::NotFound("job"))
+        })
+    }
+
+    /// Says why jobs wait, for their owners. Those that do not wait any more are passed over, and who reads it hears nothing of it: it changes often.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn say_why(&self, reasons: &[(JobId, String)]) -> Result<()> {
+        if reasons.is_empty() {
+            return Ok(());
+        }
+        self.database.write(|transaction| {
+            let update = "UPDATE jobs SET reason = ?2 WHERE id = ?1 AND state = 'queued' AND reason IS NOT ?2";
+            let mut statement = transaction.prepare_cached(update)?;
+            reasons.iter().try_for_each(|(job, reason)| statement.execute((job, reason)).map(drop))?;
+            Ok(())
+        })
+    }
+}

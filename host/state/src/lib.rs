@@ -1,0 +1,45 @@
+//! What the service remembers: tenants and their tokens, blobs, jobs, events, usage. One SQLite database and a folder of blobs.
+//!
+//! Knows no HTTP, no async runtime, no wasm and no device; every call blocks until what it wrote is on the disk. Nothing here shows one tenant what
+//! another one has: a function that serves a tenant takes its id, and what belongs to somebody else is `NotFound` like what is not there.
+//!
+//! For who runs the jobs: [`State::queued`], [`State::running`], [`State::claim`], [`State::work`], [`State::append`], [`State::requeue`],
+//! [`State::finish`]. A [`Claim`] carries the attempt it was made for; once the job is taken from its holder, whatever it still writes is refused.
+
+mod access;
+mod blobs;
+mod change;
+mod database;
+mod error;
+mod events;
+mod fsck;
+mod gc;
+mod ids;
+mod items;
+mod jobs;
+mod migrate;
+mod quota;
+mod spec;
+mod state;
+mod tenants;
+mod tokens;
+mod usage;
+mod words;
+
+pub use access::Access;
+pub use blobs::{Kept, Staged};
+pub use change::{Change, What};
+pub use error::{Result, StateError};
+pub use events::{Event, NewEvent, Stream};
+pub use fsck::{Depth, Fault};
+pub use gc::Collected;
+pub use ids::{CohortId, JobId, TenantId};
+pub use items::{FileRef, Item, NewItem, Owner, Reference};
+pub use jobs::{Cancelled, Claim, Filter, Finish, Job, Key, Queued, Running, Submitted, Work};
+pub use quota::Quota;
+pub use spec::{HeldOut, JobSpec, Named};
+pub use state::State;
+pub use tenants::Tenant;
+pub use tokens::{Bearer, Token};
+pub use usage::Usage;
+pub use words::{EventKind, ItemKind, JobState, Lane, Outcome, Priority, Role, Stop};

@@ -1,0 +1,81 @@
+//! The state's folder, open.
+//!
+//! Holds no rows in memory: what is asked for is read.
+//!
+//! ```text
+//! state.db      tenants, jobs, events, ... (SQLite, WAL: state.db-wal and state.db-shm beside it)
+//! blobs/HE/HEX  content by SHA-256
+//! tmp/          what is being written
+//! serve.lock    held by the one process that serves
+//! ```
+
+use std::path::Path;
+use std::sync::{PoisonError, RwLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cap_std::fs::Dir;
+use rusqlite::Transaction;
+
+use crate::access::{self, Access};
+use crate::blobs::Blobs;
+use crate::change::{Change, Listener};
+use crate::database::Database;
+use crate::error::Result;
+
+const DATABASE: &str = "state.db";
+
+/// Everything that the service remembers. Shared between threads.
+pub struct State {
+    pub(crate) database: Database,
+    pub(crate) blobs: Blobs,
+    listeners: RwLock<Vec<Listener>>,
+    _taken: Option<std::fs::File>,
+}
+
+impl State {
+    /// Opens the state in a folder, and makes it where there is none.
+    ///
+    /// `path` is where `dir` is: SQLite opens its files by name.
+    ///
+    /// # Errors
+    /// Another process has it, a newer program wrote it, or the disk refuses.
+    pub fn open(dir: Dir, path: &Path, access: Access) -> Result<Self> {
+        let taken = access::take(&dir, access)?;
+        let blobs = Blobs::open(dir, access)?;
+        let database = Database::open(&path.join(DATABASE))?;
+        Ok(Self { database, blobs, listeners: RwLock::default(), _taken: taken })
+    }
+
+    /// Keeps the database below so many bytes, beyond which everything that needs more is refused as on a full disk.
+    ///
+    /// # Errors
+    /// The database's.
+    pub fn bound_database(&self, bytes: u64) -> Result<()> {
+        self.database.bound(bytes)
+    }
+
+    /// Has every change told, from now on.
+    pub fn listen(&self, listener: impl Fn(&Change) + Send + Sync + 'static) {
+        self.listeners.write().unwrap_or_else(PoisonError::into_inner).push(Box::new(listener));
+    }
+
+    pub(crate) fn tell(&self, changes: &[Change]) {
+        let listeners = self.listeners.read().unwrap_or_else(PoisonError::into_inner);
+        for change in changes {
+            listeners.iter().for_each(|listener| listener(change));
+        }
+    }
+
+    /// A transaction whose changes are told once it is committed.
+    pub(crate) fn change<T>(&self, work: impl FnOnce(&Transaction<'_>, &mut Vec<Change>) -> Result<T>) -> Result<T> {
+        let mut changes = Vec::new();
+        let value = self.database.write(|transaction| work(transaction, &mut changes))?;
+        self.tell(&changes);
+        Ok(value)
+    }
+}
+
+/// Unix milliseconds.
+pub(crate) fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,58 @@
+//! What a tenant has and uses.
+//!
+//! Says nothing of anybody else, not even in sum.
+
+use rusqlite::Transaction;
+
+use crate::error::Result;
+use crate::ids::TenantId;
+use crate::state::State;
+use crate::tenants::tenant;
+
+/// What a tenant has and uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Jobs that wait.
+    pub queued_jobs: u64,
+    /// Jobs that run.
+    pub running_jobs: u64,
+    /// Bytes of everything it keeps, each content counted once.
+    pub stored_bytes: u64,
+    /// Device memory that its running jobs are planned to hold.
+    pub device_bytes: u64,
+    /// Time on the device, in all.
+    pub device_ms: u64,
+}
+
+/// Each content once, as if nobody else had it.
+pub(crate) fn stored_bytes(view: &Transaction<'_>, of: TenantId) -> Result<u64> {
+    let select = "SELECT ifnull(sum(bytes), 0) FROM blobs WHERE digest IN (
+            SELECT item_files.digest FROM items JOIN item_files ON item = items.id WHERE tenant = ?1
+            UNION SELECT inputs.digest FROM jobs JOIN inputs ON job = number WHERE tenant = ?1
+            UNION SELECT artifacts.digest FROM jobs JOIN artifacts ON job = number WHERE tenant = ?1)";
+    Ok(view.prepare_cached(select)?.query_row([of], |row| row.get(0))?)
+}
+
+pub(crate) fn jobs_in(view: &Transaction<'_>, of: TenantId, state: &str) -> Result<u64> {
+    let mut statement = view.prepare_cached("SELECT count(*) FROM jobs WHERE tenant = ? AND state = ?")?;
+    Ok(statement.query_row((of, state), |row| row.get(0))?)
+}
+
+impl State {
+    /// What a tenant has and uses.
+    ///
+    /// # Errors
+    /// There is no such tenant.
+    pub fn usage(&self, of: TenantId) -> Result<Usage> {
+        self.database.read(|view| {
+            let held = "SELECT ifnull(sum(device_bytes + activation_bytes), 0) FROM jobs WHERE tenant = ? AND state = 'running'";
+            Ok(Usage {
+                queued_jobs: jobs_in(view, of, "queued")?,
+                running_jobs: jobs_in(view, of, "running")?,
+                stored_bytes: stored_bytes(view, of)?,
+                device_bytes: view.prepare_cached(held)?.query_row([of], |row| row.get(0))?,
+                device_ms: tenant(view, of)?.device_ms,
+            })
+        })
+    }
+}

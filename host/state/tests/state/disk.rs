@@ -1,0 +1,114 @@
+//! The disk: full, read-only, damaged, shared with another process.
+
+use std::io::{self, Write as _};
+
+use nodus_protocol::Digest;
+use nodus_state::{Access, Depth, Fault, ItemKind, JobState, Outcome, Owner, Reference, StateError};
+
+use crate::support::{ending, event, fixture, open};
+
+/// The database may not grow any more; what fills it up is refused, and what was there is there.
+#[test]
+fn a_full_disk_is_a_clean_error_and_nothing_is_lost() {
+    let f = fixture();
+    let a = f.tenant("a");
+    let job = f.job(a);
+    let claim = f.state.claim(&[job], "cpu").unwrap()[0];
+    f.state.append(&claim, &[event(1)]).unwrap();
+    f.state.bound_database(1).unwrap();
+    let large = nodus_state::NewEvent { body: format!("{{\"text\":\"{}\"}}", "x".repeat(1 << 20)), ..event(2) };
+    assert!(matches!(f.state.append(&claim, &[large]).unwrap_err(), StateError::Full));
+    let specs = vec![f.spec(a); 500];
+    assert!(matches!(f.state.submit(a, None, &specs).unwrap_err(), StateError::Full));
+    assert_eq!(f.state.job(a, job).unwrap().state, JobState::Running);
+    assert_eq!(f.state.queued().unwrap(), []);
+    f.state.bound_database(1 << 40).unwrap();
+    assert_eq!(f.state.append(&claim, &[event(1), event(2)]).unwrap(), 1);
+    f.state.finish(&claim, &ending(Outcome::Succeeded)).unwrap();
+    assert_eq!(f.state.fsck(Depth::Contents).unwrap(), []);
+}
+
+#[test]
+fn one_process_serves_a_folder_and_others_may_have_its_rows() {
+    let f = fixture();
+    assert!(matches!(open(&f.folder, Access::Whole).err().unwrap(), StateError::InUse));
+    let beside = open(&f.folder, Access::Rows).unwrap();
+    let a = f.tenant("a");
+    assert_eq!(beside.tenant_named("a").unwrap().id, a);
+    let token = beside.add_token(Some(a)).unwrap();
+    assert!(f.state.bearer(&token).unwrap().is_some());
+    assert!(matches!(beside.stage(1).err().unwrap(), StateError::RowsOnly));
+}
+
+#[test]
+fn an_upload_beyond_its_size_leaves_nothing() {
+    let f = fixture();
+    let mut staged = f.state.stage(3).unwrap();
+    staged.write_all(b"abc").unwrap();
+    assert_eq!(staged.write_all(b"d").unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+    drop(staged);
+    assert_eq!(std::fs::read_dir(f.folder.path().join("tmp")).unwrap().count(), 0);
+}
+
+#[test]
+fn what_a_killed_process_was_writing_goes_at_the_next_start() {
+    let f = fixture();
+    let left = f.folder.path().join("tmp/left");
+    std::fs::write(&left, "half").unwrap();
+    drop(f.state);
+    open(&f.folder, Access::Whole).unwrap();
+    assert!(!left.exists());
+}
+
+#[test]
+fn gc_removes_what_nobody_refers_to_and_never_what_is_about_to_be_referred_to() {
+    let f = fixture();
+    let a = f.tenant("a");
+    let kept = f.finished(a);
+    let gone = f.finished(a);
+    let pinned = f.blob(b"about to be referred to");
+    drop(f.blob(b"nobody's"));
+    f.state.delete_job(a, gone).unwrap();
+    let collected = f.state.gc().unwrap();
+    assert_eq!((collected.blobs, collected.bytes), (2, ("nobody's".len() + format!("weights of {gone}").len()) as u64));
+    let name = ("content".to_owned(), pinned);
+    let digest = name.1.digest();
+    let new = nodus_state::NewItem {
+        kind: ItemKind::Data,
+        owner: Owner::Tenant(a),
+        name: Some("late"),
+        digest,
+        about: &serde_json::Value::Null,
+        files: &[name],
+    };
+    f.state.add_item(&new).unwrap();
+    assert_eq!(f.state.gc().unwrap(), nodus_state::Collected::default());
+    assert_eq!(f.state.artifacts(a, kept).unwrap().len(), 1);
+    assert_eq!(f.state.fsck(Depth::Contents).unwrap(), []);
+}
+
+#[test]
+fn fsck_names_what_is_missing_cut_or_altered() {
+    let f = fixture();
+    let a = f.tenant("a");
+    let paths = [&b"one"[..], b"two", b"three"].map(|content| {
+        f.item(Owner::Tenant(a), ItemKind::Component, None, content).unwrap();
+        let hex = Digest::of(content).hex();
+        f.folder.path().join(format!("blobs/{}/{hex}", &hex[..2]))
+    });
+    std::fs::remove_file(&paths[0]).unwrap();
+    std::fs::write(&paths[1], "t").unwrap();
+    std::fs::write(&paths[2], "THREE").unwrap();
+    assert_eq!(f.state.fsck(Depth::Lengths).unwrap().len(), 2);
+    let faults = f.state.fsck(Depth::Contents).unwrap();
+    for fault in [
+        Fault::Missing(Digest::of(b"one")),
+        Fault::Length { digest: Digest::of(b"two"), found: 1, expected: 3 },
+        Fault::Content { digest: Digest::of(b"three"), found: Digest::of(b"THREE") },
+    ] {
+        assert!(faults.contains(&fault), "{fault} is not among {faults:?}");
+    }
+    let reference = Reference::Digest(Digest::of(b"one"));
+    let file = f.state.item_files(a, ItemKind::Component, &reference).unwrap().remove(0);
+    assert!(matches!(f.state.open_file(&file).unwrap_err(), StateError::Damaged(_)));
+}

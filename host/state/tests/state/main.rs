@@ -1,0 +1,11 @@
+//! The state as its users see it: through its public functions, on a real disk.
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a panic is how a test fails")]
+#![expect(clippy::disallowed_methods, reason = "looks at the folder from outside")]
+
+mod apart;
+mod disk;
+mod events;
+mod machine;
+mod submit;
+mod support;
+mod tokens;

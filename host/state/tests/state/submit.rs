@@ -1,0 +1,96 @@
+//! What comes in: items, sweeps, idempotency keys, quotas.
+
+use nodus_protocol::Digest;
+use nodus_state::{Filter, ItemKind, Key, Owner, Priority, Quota, Reference, Role, StateError};
+
+use crate::support::fixture;
+
+#[test]
+fn the_same_request_under_one_key_is_one_submission() {
+    let f = fixture();
+    let a = f.tenant("a");
+    let spec = f.spec(a);
+    let key = |text: &str, request: &[u8]| Key { key: text.into(), request: Digest::of(request) };
+    let first = f.state.submit(a, Some(&key("k", b"1")), &[spec.clone(), spec.clone()]).unwrap();
+    let again = f.state.submit(a, Some(&key("k", b"1")), &[spec.clone(), spec.clone()]).unwrap();
+    assert!(first.is_new && !again.is_new);
+    assert_eq!((&first.jobs, first.cohort), (&again.jobs, again.cohort));
+    assert!(matches!(f.state.submit(a, Some(&key("k", b"2")), std::slice::from_ref(&spec)).unwrap_err(), StateError::KeyReused));
+    let b = f.tenant("b");
+    assert!(f.state.submit(b, Some(&key("k", b"2")), &[f.spec(b)]).unwrap().is_new, "keys are a tenant's own");
+    assert_eq!(f.state.jobs(a, &Filter::default(), 10).unwrap().len(), 2);
+}
+
+#[test]
+fn a_submission_is_all_or_nothing() {
+    let f = fixture();
+    let a = f.tenant("a");
+    let (good, mut bad) = (f.spec(a), f.spec(a));
+    bad.data.digest = Digest::of(b"nothing of this content");
+    assert!(matches!(f.state.submit(a, None, &[good.clone(), bad]).unwrap_err(), StateError::NotFound("data set")));
+    f.state.set_quota(a, &Quota { queued_jobs: Some(2), ..Quota::DEFAULT }).unwrap();
+    let three = [good.clone(), good.clone(), good.clone()];
+    let error = f.state.submit(a, None, &three).unwrap_err();
+    assert!(matches!(error, StateError::Quota { quota: "queued-jobs", max: 2, used: 0, asked: 3 }), "{error}");
+    f.state.set_quota(a, &Quota { device_bytes: Some(29), ..Quota::DEFAULT }).unwrap();
+    let error = f.state.submit(a, None, &three[..1]).unwrap_err();
+    assert!(matches!(error, StateError::Quota { quota: "device-bytes", asked: 30, .. }), "{error}");
+    f.state.set_quota(a, &Quota { device_ms: Some(0), ..Quota::DEFAULT }).unwrap();
+    assert!(matches!(f.state.submit(a, None, &three[..1]).unwrap_err(), StateError::Quota { quota: "device-ms", .. }));
+    assert!(f.state.jobs(a, &Filter::default(), 10).unwrap().is_empty() && f.state.queued().unwrap().is_empty());
+}
+
+#[test]
+fn the_queue_goes_by_priority_then_age_and_leaves_disabled_tenants_out() {
+    let f = fixture();
+    let (a, b) = (f.tenant("a"), f.tenant("b"));
+    let low = f.job(a);
+    let mut urgent = f.spec(b);
+    urgent.priority = Priority::High;
+    let high = f.state.submit(b, None, &[urgent]).unwrap().jobs[0];
+    let last = f.job(a);
+    let order = || f.state.queued().unwrap().iter().map(|queued| queued.job).collect::<Vec<_>>();
+    assert_eq!(order(), [high, low, last]);
+    let ahead = [low, last].map(|job| f.state.job(a, job).unwrap().ahead);
+    assert_eq!(ahead, [Some(0), Some(1)], "another tenant's job is not counted");
+    f.state.set_disabled(b, true).unwrap();
+    assert_eq!(order(), [low, last]);
+    f.state.say_why(&[(low, "waiting for device memory".into()), (high, "x".into())]).unwrap();
+    assert_eq!(f.state.job(a, low).unwrap().reason.as_deref(), Some("waiting for device memory"));
+}
+
+#[test]
+fn a_job_keeps_its_inputs_when_the_item_is_removed() {
+    let f = fixture();
+    let a = f.tenant("a");
+    let job = f.job(a);
+    f.state.remove_item(Owner::Tenant(a), ItemKind::Data, &Reference::Name("rows".into())).unwrap();
+    assert_eq!(f.state.gc().unwrap().blobs, 0);
+    let work = f.state.work(job).unwrap();
+    assert_eq!((work.tenant_name.as_str(), work.spec.seed, work.inputs.len()), ("a", u64::MAX, 2));
+    for (role, file) in &work.inputs {
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut f.state.open_file(file).unwrap(), &mut text).unwrap();
+        assert_eq!(text, if *role == Role::Component { "component" } else { "rows" });
+    }
+}
+
+#[test]
+fn a_name_has_one_content_and_a_page_begins_where_the_last_one_ended() {
+    let f = fixture();
+    let a = f.tenant("a");
+    let add = |content: &[u8]| f.item(Owner::Tenant(a), ItemKind::Data, Some("d"), content);
+    assert_eq!(add(b"1").unwrap(), add(b"1").unwrap());
+    assert!(matches!(add(b"2").unwrap_err(), StateError::Taken(name) if name == "d"));
+    f.state.set_quota(a, &Quota { stored_bytes: Some(1), ..Quota::DEFAULT }).unwrap();
+    let again = f.item(Owner::Tenant(a), ItemKind::Data, Some("e"), b"1");
+    assert!(again.is_ok(), "the same content costs nothing more");
+    let error = f.item(Owner::Tenant(a), ItemKind::Data, Some("f"), b"3").unwrap_err();
+    assert!(matches!(error, StateError::Quota { quota: "stored-bytes", max: 1, used: 1, asked: 1 }), "{error}");
+    f.state.set_quota(a, &Quota::DEFAULT).unwrap();
+    let jobs: Vec<_> = (0..5).map(|_| f.job(a)).collect();
+    let page = |before| f.state.jobs(a, &Filter { before, ..Filter::default() }, 2).unwrap().iter().map(|job| job.id).collect::<Vec<_>>();
+    assert_eq!(page(None), [jobs[4], jobs[3]]);
+    assert_eq!(page(Some(jobs[3])), [jobs[2], jobs[1]]);
+    assert_eq!(page(Some(jobs[1])), [jobs[0]]);
+}
