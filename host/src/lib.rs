@@ -8,7 +8,11 @@ mod books;
 pub mod cli;
 pub mod cuda;
 mod doctor;
+#[cfg_attr(not(test), expect(dead_code, reason = "the floor starts it, which the service opens"))]
+mod engine;
 pub mod error;
+#[expect(dead_code, unused_imports, reason = "the service opens it")]
+mod floor;
 mod guest;
 mod import;
 pub mod limits;
@@ -16,6 +20,8 @@ mod machine;
 pub mod manifest;
 pub mod name;
 pub mod paths;
+#[cfg_attr(not(test), expect(dead_code, reason = "an engine process is handed a folder by the floor"))]
+mod process;
 pub mod random;
 pub mod receipt;
 pub mod run;

@@ -3,7 +3,8 @@
 use nodus_protocol::{Digest, channel};
 use nodus_sandbox::Limits;
 
-use super::process::{Process, Size};
+use super::process::Process;
+use super::size::Size;
 
 /// What this machine's kernel grants to guest processes, for people.
 pub(crate) fn report() -> String {

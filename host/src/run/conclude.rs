@@ -12,11 +12,10 @@ use nodus_receipts::ledger::BytesEvent;
 use nodus_sandbox::{Failure, JobEnd, Outcome, Usage};
 
 use super::certify::certify;
-use super::crew::{Ended, Fared, Post};
+use super::course::Ended;
+use super::crew::{Fared, Post};
 use super::record::{Figures, HELD_OUT, LOG, LOSSES, METRICS};
-use crate::books::{Account, Books, LOCAL};
-use crate::cli::Lane;
-use crate::machine::unix_ms;
+use crate::books::{Account, Books};
 use crate::paths::shown;
 use crate::store::Store;
 use crate::text::{count, one_line};
@@ -64,21 +63,20 @@ pub(crate) struct Verdict {
 pub(crate) struct Office<'a> {
     pub(crate) store: &'a Store,
     pub(crate) books: &'a mut Books,
-    pub(crate) lane: Lane,
+    /// As the receipt writes it.
+    pub(crate) lane: &'static str,
 }
 
 /// Decides what is kept of a job, signs its receipt, and enters what its adapters used.
-pub(crate) fn conclude(office: &mut Office<'_>, number: usize, post: &Post, fared: &Fared) -> Verdict {
-    let started = fared.ended.as_ref().ok().and_then(Option::as_ref).map_or_else(unix_ms, |ended| ended.started_unix_ms);
-    let account = Account { job: format!("{started}-{}-{number}", std::process::id()), tenant: LOCAL.to_owned() };
-    let entered = enter(office.books, &account, &fared.bytes);
+pub(crate) fn conclude(office: &mut Office<'_>, account: &Account, post: &Post, fared: &Fared) -> Verdict {
+    let entered = enter(office.books, account, &fared.bytes);
     let ended = match &fared.ended {
         Ok(Some(ended)) => ended,
         Ok(None) => return Verdict { status: Status::NotStarted, kept: Kept::Nothing },
         Err(error) => return Verdict { status: Status::Broken(anyhow::anyhow!("{error:#}")), kept: left(post.folder.dir()) },
     };
     let done = entered.and_then(|()| match status(ended, fared) {
-        Ok((status, usage)) => certify(office, &account, post, (ended, fared, usage)).map(|kept| Verdict { status, kept: Kept::All(kept) }),
+        Ok((status, usage)) => certify(office, account, post, (ended, fared, usage)).map(|kept| Verdict { status, kept: Kept::All(kept) }),
         Err(status @ Status::Broken(_)) => Ok(Verdict { status, kept: left(post.folder.dir()) }),
         Err(status) => keep_records(&ended.figures, post.folder.dir()).map(|kept| Verdict { status, kept }),
     });
@@ -94,7 +92,10 @@ fn left(folder: &Dir) -> Kept {
 }
 
 /// Enters the engine's own figures.
-fn enter(books: &mut Books, account: &Account, bytes: &JobBytes) -> anyhow::Result<()> {
+///
+/// # Errors
+/// Ours: the disk refuses.
+pub(crate) fn enter(books: &mut Books, account: &Account, bytes: &JobBytes) -> anyhow::Result<()> {
     let events = bytes.adapters.iter().flat_map(|(adapter, bytes)| {
         let events = [
             (BytesEvent::Allocated, bytes.granted),

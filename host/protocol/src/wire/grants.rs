@@ -16,6 +16,8 @@ pub struct Grant {
     pub cohort: Option<u64>,
     /// Commands that it has sent.
     pub commands: u64,
+    /// Whether the job was cut off: what its client still sends of it, knowing no better, is passed over.
+    pub is_closed: bool,
 }
 
 /// A command that its client had no right to send.
@@ -25,12 +27,26 @@ pub struct Breach(&'static str);
 
 /// The jobs of one client; all clones are one list.
 #[derive(Clone, Debug, Default)]
-pub struct Grants(Arc<Mutex<BTreeMap<JobSlot, Grant>>>);
+pub struct Grants {
+    jobs: Arc<Mutex<BTreeMap<JobSlot, Grant>>>,
+    is_whole: bool,
+}
 
 impl Grants {
+    /// Those of the host itself, which may send everything.
+    #[must_use]
+    pub fn whole() -> Self {
+        Self { jobs: Arc::default(), is_whole: true }
+    }
+
     /// From now on the client may send commands of this job.
     pub fn grant(&self, job: JobSlot, trunks: Vec<TrunkSlot>, cohort: Option<u64>) {
-        self.lock().insert(job, Grant { trunks, cohort, commands: 0 });
+        self.lock().insert(job, Grant { trunks, cohort, commands: 0, is_closed: false });
+    }
+
+    /// The job was cut off: from now on nothing of it reaches the engine.
+    pub fn close(&self, job: JobSlot) {
+        self.lock().get_mut(&job).into_iter().for_each(|grant| grant.is_closed = true);
     }
 
     /// From now on it may not.
@@ -49,11 +65,14 @@ impl Grants {
         self.lock().keys().copied().collect()
     }
 
-    /// Whether the client may send this, and counts it.
+    /// Whether this is to be passed on, which the client may send; and counts it.
     ///
     /// # Errors
     /// What it must not name.
-    pub fn check(&self, command: &Command) -> Result<(), Breach> {
+    pub fn check(&self, command: &Command) -> Result<bool, Breach> {
+        if self.is_whole {
+            return Ok(true);
+        }
         let mut jobs = self.lock();
         let grant = jobs.get_mut(&job_of(command)?).ok_or(Breach("a job of somebody else"))?;
         if let Command::CreateAdapter { trunk, cohort, .. } | Command::LoadAdapter { trunk, cohort, .. } = command {
@@ -65,11 +84,11 @@ impl Grants {
             }
         }
         grant.commands += 1;
-        Ok(())
+        Ok(!grant.is_closed)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<JobSlot, Grant>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
