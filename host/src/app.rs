@@ -16,7 +16,7 @@ use crate::paths::{Paths, shown};
 use crate::random::Recipe;
 use crate::store::Store;
 use crate::text::bytes;
-use crate::{audit, doctor, engine, guest, import, run};
+use crate::{audit, bench, doctor, engine, guest, import, run};
 
 /// What `main` knows of where the program runs.
 #[derive(Clone)]
@@ -80,6 +80,7 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
             store.remove_dataset(name)?;
             vec![format!("removed data set `{name}`")]
         }
+        Mode::Bench(mode) => return bench::run(&store, surroundings, data_dir, mode, out),
         Mode::Run(args) => return run::run(&store, surroundings, args, out),
         Mode::Audit(AuditMode::Replay(args)) => return audit::replay(&store, surroundings, args, out),
         Mode::Audit(AuditMode::Ledger(args)) => return audit::ledger(&store, args, out),

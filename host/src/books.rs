@@ -1,4 +1,4 @@
-//! The host's books: the key it signs with, and the ledger of receipts and adapter bytes.
+//! The host's books: the key it signs with, and the ledger of receipts, failed jobs and adapter bytes.
 //!
 //! Made at the first start, in the data folder. Never signs what it does not also enter.
 
@@ -25,6 +25,13 @@ pub(crate) struct Account {
     pub(crate) job: String,
     /// Whose.
     pub(crate) tenant: String,
+}
+
+impl Account {
+    /// Of a job of the command line that began at this time, the so-manieth of its run.
+    pub(crate) fn local(began_unix_ms: u64, number: usize) -> Self {
+        Self { job: format!("{began_unix_ms}-{}-{number}", std::process::id()), tenant: LOCAL.to_owned() }
+    }
 }
 
 impl Books {
@@ -64,6 +71,15 @@ impl Books {
             return Ok(());
         }
         self.0.append_all(unix_ms(), events).context("writing to the host's ledger")
+    }
+
+    /// Enters that a job was refused, or ended without a receipt; `code` says why, and never changes.
+    ///
+    /// # Errors
+    /// Ours: the disk refuses.
+    pub(crate) fn fail(&mut self, account: &Account, code: &str) -> anyhow::Result<()> {
+        let Account { job, tenant } = account.clone();
+        self.0.append_all(unix_ms(), vec![Event::JobFailed { job, tenant, code: code.to_owned() }]).context("writing to the host's ledger")
     }
 
     /// Signs and enters a receipt; `statement` is given the digest of the one before.

@@ -8,20 +8,39 @@ use crate::text::nearest;
 
 /// The user can put this right. One or two lines: what is wrong, where, and what would be right. Everything else inside an
 /// `anyhow::Error` is ours.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct UserError(String);
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct UserError {
+    text: String,
+    /// The name of a fault that the ledger enters.
+    code: Option<&'static str>,
+}
 
 impl UserError {
     /// An error with this text.
     pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
+        Self { text: text.into(), code: None }
     }
+}
+
+/// A refusal that leaves a line in the ledger, under this name, which never changes.
+pub(crate) fn refusal(code: &'static str, text: impl Into<String>) -> anyhow::Error {
+    UserError { text: text.into(), code: Some(code) }.into()
+}
+
+/// How the ledger calls it, where it is to enter it.
+pub(crate) fn refusal_code(error: &anyhow::Error) -> Option<&'static str> {
+    error.downcast_ref::<UserError>().and_then(|error| error.code)
 }
 
 /// Shorthand for an `anyhow::Error` that is the user's to put right.
 pub(crate) fn user(text: impl Into<String>) -> anyhow::Error {
     UserError::new(text).into()
+}
+
+/// The same error once more: of the user's all of it, of ours its words.
+pub(crate) fn again(error: &anyhow::Error) -> anyhow::Error {
+    error.downcast_ref::<UserError>().map_or_else(|| anyhow::anyhow!("{error:#}"), |error| error.clone().into())
 }
 
 /// How a program that did not fail ended.

@@ -4,11 +4,11 @@
 
 pub mod app;
 mod audit;
+mod bench;
 mod books;
 pub mod cli;
 pub mod cuda;
 mod doctor;
-#[cfg_attr(not(test), expect(dead_code, reason = "the floor starts it, which the service opens"))]
 mod engine;
 pub mod error;
 #[expect(dead_code, unused_imports, reason = "the service opens it")]
@@ -20,7 +20,6 @@ mod machine;
 pub mod manifest;
 pub mod name;
 pub mod paths;
-#[cfg_attr(not(test), expect(dead_code, reason = "an engine process is handed a folder by the floor"))]
 mod process;
 pub mod random;
 pub mod receipt;
@@ -29,3 +28,6 @@ pub mod settings;
 pub mod store;
 pub mod sweep;
 pub mod text;
+
+#[cfg(fuzzing)]
+pub use guest::fuzzing;

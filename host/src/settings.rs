@@ -68,7 +68,10 @@ pub fn merge(file: Option<(&str, &str)>, settings: &[Setting]) -> anyhow::Result
         Some((name, text)) => match serde_json::from_str(text) {
             Ok(Value::Object(object)) => object,
             Ok(_) => return Err(user(format!("{name}: expected a JSON object of parameters, for example {{\"rank\": 8}}"))),
-            Err(error) => return Err(user(format!("{name}: not JSON: {error}"))),
+            Err(error) => {
+                let hint = if name.ends_with(".toml") { "; a TOML file of jobs is given with --manifest" } else { "" };
+                return Err(user(format!("{name}: not JSON: {error}{hint}")));
+            }
         },
     };
     for setting in settings {

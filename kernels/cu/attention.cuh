@@ -54,3 +54,12 @@ __device__ __forceinline__ void key_range(const Attention& p, u32 row, u32 valid
     end = min(last + 1, keys);
     begin = p.window != 0 && first + 1 > p.window ? (first + 1 - p.window) / TILE * TILE : 0;
 }
+
+// The tile and the head of a block. Heads of one tile are neighbours, and the last tiles, which see most keys, begin first.
+struct Place {
+    u32 row, head;
+};
+__device__ __forceinline__ Place place_of(const Attention& p) {
+    u32 tile = gridDim.x / p.heads - 1 - blockIdx.x / p.heads;
+    return {tile * TILE, blockIdx.x % p.heads};
+}

@@ -20,53 +20,94 @@ struct RmsNorm {
 
 #define THREADS 256
 
+// What a thread has of a row: pieces of V, the first HELD of which stay in registers between the two times that they are needed.
+#define HELD 2
+
 template <int T, int V> __device__ void forward(const RmsNorm& p, u32 item) {
     const act* x = p.x + (u64)item * p.width;
     act* out = p.out + (u64)item * p.width;
-    float sum = 0;
-    for (u32 c = threadIdx.x % T * V; c < p.width; c += T * V) {
+    u32 first = threadIdx.x % T * V;
+    float held[HELD][V] = {}, sum = 0;
+#pragma unroll
+    for (u32 n = 0; n < HELD; n++)
+        if (first + n * T * V < p.width) load<V>(x + first + n * T * V, held[n]);
+#pragma unroll
+    for (u32 n = 0; n < HELD; n++)
+#pragma unroll
+        for (int i = 0; i < V; i++) sum = fmaf(held[n][i], held[n][i], sum);
+    for (u32 c = first + HELD * T * V; c < p.width; c += T * V) {
         float v[V];
         load<V>(x + c, v);
 #pragma unroll
         for (int i = 0; i < V; i++) sum = fmaf(v[i], v[i], sum);
     }
     float r = 1.0f / sqrtf(team_sum<T>(sum) / (float)p.width + p.eps);
-    for (u32 c = threadIdx.x % T * V; c < p.width; c += T * V) {
+    auto finish = [&](u32 c, float(&v)[V]) {
+        float w[V];
+        load<V>(p.weight + c, w);
+#pragma unroll
+        for (int i = 0; i < V; i++) v[i] = v[i] * r * w[i];
+        save<V>(out + c, v);
+    };
+#pragma unroll
+    for (u32 n = 0; n < HELD; n++)
+        if (first + n * T * V < p.width) finish(first + n * T * V, held[n]);
+    for (u32 c = first + HELD * T * V; c < p.width; c += T * V) {
         float v[V];
         load<V>(x + c, v);
-#pragma unroll
-        for (int i = 0; i < V; i++) v[i] = v[i] * r * p.weight[c + i];
-        save<V>(out + c, v);
+        finish(c, v);
     }
 }
 
 template <int T, int V> __device__ void backward(const RmsNorm& p, u32 item) {
     const act *x = p.x + (u64)item * p.width, *dy = p.dy + (u64)item * p.width;
     act* dx = p.out + (u64)item * p.width;
-    float squares = 0, dot = 0;
-    for (u32 c = threadIdx.x % T * V; c < p.width; c += T * V) {
-        float v[V], d[V];
+    u32 first = threadIdx.x % T * V;
+    float held_x[HELD][V] = {}, held_d[HELD][V] = {}, squares = 0, dot = 0;
+    auto fetch = [&](u32 c, float(&v)[V], float(&d)[V]) {
+        float w[V];
         load<V>(x + c, v);
         load<V>(dy + c, d);
+        load<V>(p.weight + c, w);
+#pragma unroll
+        for (int i = 0; i < V; i++) d[i] *= w[i];
+    };
+    auto add = [&](const float(&v)[V], const float(&d)[V]) {
 #pragma unroll
         for (int i = 0; i < V; i++) {
             squares = fmaf(v[i], v[i], squares);
-            dot = fmaf(d[i] * p.weight[c + i], v[i], dot);
+            dot = fmaf(d[i], v[i], dot);
         }
+    };
+#pragma unroll
+    for (u32 n = 0; n < HELD; n++)
+        if (first + n * T * V < p.width) fetch(first + n * T * V, held_x[n], held_d[n]);
+#pragma unroll
+    for (u32 n = 0; n < HELD; n++) add(held_x[n], held_d[n]);
+    for (u32 c = first + HELD * T * V; c < p.width; c += T * V) {
+        float v[V], d[V];
+        fetch(c, v, d);
+        add(v, d);
     }
     float r = 1.0f / sqrtf(team_sum<T>(squares) / (float)p.width + p.eps);
     float factor = r * r * r / (float)p.width * team_sum<T>(dot);
-    for (u32 c = threadIdx.x % T * V; c < p.width; c += T * V) {
-        float v[V], d[V], before[V];
-        load<V>(x + c, v);
-        load<V>(dy + c, d);
+    auto finish = [&](u32 c, const float(&v)[V], float(&d)[V]) {
+        float before[V] = {};
         if (p.accumulate) load<V>(dx + c, before);
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            float g = r * (d[i] * p.weight[c + i]) - v[i] * factor;
+            float g = r * d[i] - v[i] * factor;
             d[i] = p.accumulate ? before[i] + g : g;
         }
         save<V>(dx + c, d);
+    };
+#pragma unroll
+    for (u32 n = 0; n < HELD; n++)
+        if (first + n * T * V < p.width) finish(first + n * T * V, held_x[n], held_d[n]);
+    for (u32 c = first + HELD * T * V; c < p.width; c += T * V) {
+        float v[V], d[V];
+        fetch(c, v, d);
+        finish(c, v, d);
     }
 }
 

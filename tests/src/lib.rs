@@ -53,6 +53,18 @@ pub fn guest(name: &str) -> PathBuf {
     path
 }
 
+/// The guest that does as it is told, of the sandbox's own tests; built when first asked for.
+#[must_use]
+pub fn told_guest() -> PathBuf {
+    let (root, cargo) = (root(), std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let target = host().parent().unwrap().join("told-guest");
+    let mut build = Command::new(cargo);
+    build.args(["build", "--quiet", "--release", "--target", "wasm32-wasip2"]);
+    build.arg("--manifest-path").arg(root.join("host/sandbox/tests/guest/Cargo.toml")).arg("--target-dir").arg(&target);
+    assert!(build.status().unwrap().success(), "the guest does not build; `rustup target add wasm32-wasip2` may be missing");
+    target.join("wasm32-wasip2/release/sandbox_guest.wasm")
+}
+
 /// A throw-away data folder and the commands that work on it.
 pub struct Host {
     /// Everything of one test: `data/` and whatever the test puts beside it.
@@ -92,6 +104,19 @@ impl Host {
         assert_eq!(output.status.code(), Some(code), "{error}");
         error
     }
+}
+
+/// Processes that a host has started for one of its verbs (`guest`, `compile`), as `/proc` tells.
+#[must_use]
+pub fn children(host: u32, verb: &str) -> Vec<u32> {
+    let pids = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.unwrap().file_name().to_string_lossy().parse::<u32>().ok());
+    let is_wanted = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        parent == Some(host) && line.split(|byte| *byte == 0).nth(1) == Some(verb.as_bytes())
+    };
+    pids.filter(is_wanted).collect()
 }
 
 /// Bytes as text.

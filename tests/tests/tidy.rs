@@ -145,3 +145,24 @@ fn every_operation_has_its_row_in_kernels_md() {
         assert!(table.contains(&format!("| `{operation}` |")), "kernels/KERNELS.md has no row for `{operation}`");
     }
 }
+
+#[test]
+fn every_limit_stands_in_the_users_list_with_its_words() {
+    let table = std::fs::read_to_string(root().join("docs/LIMITS.md")).unwrap();
+    let source = std::fs::read_to_string(root().join("host/sandbox/src/limits.rs")).unwrap();
+    let declared = source.split("\nlimits! {").nth(1).unwrap().split("\n}").next().unwrap();
+    let (mut words, mut rows) = (Vec::new(), 0);
+    for line in declared.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if let Some(text) = line.strip_prefix("/// ") {
+            words.push(text);
+            continue;
+        }
+        let name = line.split('"').nth(1).unwrap();
+        let row = table.lines().find(|row| row.starts_with(&format!("| `{name}` | ")));
+        let row = row.unwrap_or_else(|| panic!("docs/LIMITS.md has no row for `{name}`"));
+        assert!(row.ends_with(&format!(" | {} |", words.join(" "))), "docs/LIMITS.md says of `{name}` what the source does not");
+        words.clear();
+        rows += 1;
+    }
+    assert_eq!(table.lines().filter(|line| line.starts_with("| `")).count(), rows);
+}

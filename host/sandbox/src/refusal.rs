@@ -93,3 +93,25 @@ pub enum ComponentRefusal {
         allowed: u64,
     },
 }
+
+impl ComponentRefusal {
+    /// The refusal's name, for machines; it never changes. A limit's is the limit's own name.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::TooLarge { .. } => "component-bytes",
+            Self::Text => "component-text",
+            Self::CoreModule => "component-core-module",
+            Self::Precompiled => "component-precompiled",
+            Self::NotWasm { .. } => "component-no-wasm",
+            Self::Invalid { .. } => "component-invalid",
+            Self::Compiler { .. } => "component-compiler",
+            Self::ForeignImports { .. } => "component-foreign-imports",
+            Self::WrongImport { .. } => "component-wrong-import",
+            Self::NoRun => "component-no-run",
+            Self::WrongRun { .. } => "component-wrong-run",
+            Self::UnknownNeeds => "component-unknown-needs",
+            Self::TooManyParts { limit, .. } | Self::NeedsTooMuch { limit, .. } => limit,
+        }
+    }
+}

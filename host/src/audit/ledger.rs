@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use nodus_receipts::ledger::{Entry, Event, Filter, LedgerError, Summary};
 use serde_json::json;
 
-use crate::books::reader;
+use crate::books::{LOCAL, reader};
 use crate::cli::LedgerArgs;
 use crate::error::{Ending, user};
 use crate::store::Store;
@@ -27,7 +27,10 @@ pub(crate) fn ledger(store: &Store, args: &LedgerArgs, out: &mut dyn Write) -> a
         writeln!(out, "{line}").context("writing to standard output")?;
     }
     let summary = reader.summary(&filter).map_err(fault)?;
-    let lines = if args.json { vec![json_summary(&summary)?] } else { sums(&summary) };
+    let mut lines = if args.json { vec![json_summary(&summary)?] } else { sums(&summary) };
+    if let (false, 0, Some(tenant)) = (args.json, summary.entries, &args.tenant) {
+        lines.push(format!("nothing was entered for tenant `{}`; what `run` does belongs to `{LOCAL}`", escape(tenant)));
+    }
     lines.iter().try_for_each(|line| writeln!(out, "{line}")).context("writing to standard output")?;
     Ok(Ending::Done)
 }
@@ -49,6 +52,7 @@ fn line(entry: &Entry) -> String {
             let event = format!("{event:?}").to_lowercase();
             format!("tenant {} job {} adapter {adapter} {event} {bytes}", escape(tenant), escape(job))
         }
+        Event::JobFailed { job, tenant, code } => format!("tenant {} job {} {}", escape(tenant), escape(job), escape(code)),
     };
     format!("{:>6}  {}  {:<13}  {what}", entry.at.sequence, entry.unix_ms, entry.event.kind())
 }
@@ -68,9 +72,10 @@ fn json_line(entry: &Entry) -> serde_json::Result<String> {
 
 fn sums(summary: &Summary) -> Vec<String> {
     let mut lines = vec![format!(
-        "{}, {} among them",
+        "{}, {} and {} among them",
         count(summary.entries, "entry").replace("entrys", "entries"),
-        count(summary.receipts, "receipt")
+        count(summary.receipts, "receipt"),
+        count(summary.jobs_failed, "failed job")
     )];
     for (tenant, bytes) in &summary.adapter_bytes {
         lines.push(format!(
@@ -94,6 +99,7 @@ fn json_summary(summary: &Summary) -> serde_json::Result<String> {
     struct Sums<'a> {
         entries: u64,
         receipts: u64,
+        jobs_failed: u64,
         adapter_bytes: &'a std::collections::BTreeMap<String, nodus_receipts::ledger::AdapterBytes>,
         head: Option<nodus_protocol::Digest>,
         torn_line: Option<u64>,
@@ -101,6 +107,7 @@ fn json_summary(summary: &Summary) -> serde_json::Result<String> {
     serde_json::to_string(&Sums {
         entries: summary.entries,
         receipts: summary.receipts,
+        jobs_failed: summary.jobs_failed,
         adapter_bytes: &summary.adapter_bytes,
         head: summary.head.map(|head| head.digest),
         torn_line: summary.torn.as_ref().map(|torn| torn.line),

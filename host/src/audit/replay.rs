@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use cap_std::fs::Dir;
-use nodus_receipts::envelope::ENVELOPE_BYTES_MAX;
+use nodus_receipts::envelope::{ENVELOPE_BYTES_MAX, EnvelopeError};
 use nodus_receipts::{Envelope, KnownKeys};
 use nodus_sandbox::{JobEnd, Outcome, Sandbox, SandboxOptions};
 
@@ -28,6 +28,7 @@ use crate::run::crew::{Crew, Post};
 use crate::run::device::{Class, Rig};
 use crate::run::display::Display;
 use crate::run::record::Figures;
+use crate::run::stop::Stopper;
 use crate::store::Store;
 use crate::text::{bytes, count, one_line};
 
@@ -39,7 +40,7 @@ const MESSAGE_CHARS_MAX: usize = 500;
 /// # Errors
 /// The user's: the receipt is not to be trusted, an input is missing, the device class is another, or the first difference.
 pub(crate) fn replay(store: &Store, surroundings: &Surroundings, args: &ReplayArgs, out: &mut dyn Write) -> anyhow::Result<Ending> {
-    let paths = surroundings.paths;
+    let (paths, stopper) = (surroundings.paths, Stopper::listen()?);
     let recorded = paths.open_dir(&args.path)?;
     let data_dir = PathBuf::from("the data folder");
     let known = if args.keys.is_empty() { own(store)? } else { trust(paths, &data_dir, &args.keys, None)?.known };
@@ -59,7 +60,7 @@ pub(crate) fn replay(store: &Store, surroundings: &Surroundings, args: &ReplayAr
     let post = Post { job, folder: Arc::new(Folder::new(copy, PathBuf::from("the replay"))) };
     let device_args = DeviceArgs { threads: args.threads, ..DeviceArgs::default() };
     let rig = Rig { chosen: &chosen, args: device_args, buffer_bytes_max: u64::MAX, expected: Some(class) };
-    let crew = Crew::start(sandbox, terms, Display::new(surroundings.is_terminal, 1), 1, rig)?;
+    let crew = Crew::start(sandbox, terms, (Display::new(surroundings.is_terminal, 1), stopper), 1, rig)?;
     let (mut fared, _) = crew.run(&[post], Lane::Solo, 1, rig);
     let fared = fared.pop().context("the replay did not run")?;
     fared.engine.context("the engine failed during the replay")?;
@@ -100,7 +101,10 @@ fn signed(paths: Paths, args: &ReplayArgs, known: &KnownKeys) -> anyhow::Result<
     }
     let refuse = |error: &dyn std::fmt::Display| user(format!("{}: {error}", shown(&path)));
     let envelope = Envelope::parse(&paths.read(&path, ENVELOPE_BYTES_MAX as u64)?).map_err(|error| refuse(&error))?;
-    envelope.verify(known).map_err(|error| refuse(&error))?;
+    envelope.verify(known).map_err(|error| match error {
+        EnvelopeError::UnknownKey { .. } => refuse(&format!("{error}; give the public key of the host that signed it with --key")),
+        _ => refuse(&error),
+    })?;
     nodus_receipts::statement::Statement::parse(envelope.payload()).map_err(|error| refuse(&error))?;
     serde_json::from_slice(envelope.payload()).map_err(|error| refuse(&format!("not a receipt that this version can replay: {error}")))
 }

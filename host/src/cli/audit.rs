@@ -64,7 +64,7 @@ pub struct LedgerArgs {
     /// Only entries of this tenant; what `run` does belongs to `local`
     #[arg(long)]
     pub tenant: Option<String>,
-    /// Only entries of this kind: key_created, receipt or adapter_bytes
+    /// Only entries of this kind: key_created, receipt, adapter_bytes or job_failed
     #[arg(long)]
     pub kind: Option<Kind>,
     /// Only entries of this job

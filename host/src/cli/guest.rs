@@ -3,9 +3,10 @@
 //! Parses only.
 
 use clap::Args;
+use nodus_sandbox::limits::GUEST_SILENCE_MS_MAX;
 
 /// How strangers' code is kept apart. None of it changes a result.
-#[derive(Clone, Copy, Debug, Default, Args)]
+#[derive(Clone, Copy, Debug, Args)]
 pub struct SandboxArgs {
     /// Run components within this process, for debugging; by default they have a process of their own that the kernel locks down
     #[arg(long, conflicts_with = "require_os_sandbox")]
@@ -13,6 +14,9 @@ pub struct SandboxArgs {
     /// Refuse to run where the kernel does not lock that process down wholly (landlock, seccomp, ...), in place of a warning
     #[arg(long)]
     pub require_os_sandbox: bool,
+    /// Milliseconds that such a process may give no sign of life before it is ended, with the jobs in it
+    #[arg(long, value_name = "MS", default_value_t = GUEST_SILENCE_MS_MAX, value_parser = clap::value_parser!(u64).range(1000..))]
+    pub guest_silence_ms: u64,
 }
 
 /// `guest`.

@@ -3,6 +3,7 @@
 //! Parses only; knows no file and does nothing.
 
 mod audit;
+mod bench;
 mod device;
 mod guest;
 mod run;
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 pub use audit::{AuditMode, LedgerArgs, ReplayArgs, VerifyArgs};
+pub use bench::{BatchShape, BenchArgs, BenchMode, Layers};
 pub use device::{DeviceArgs, DeviceChoice, DeviceChoiceError, Dtype};
 pub use guest::{CompileArgs, GuestArgs, SandboxArgs};
 pub use run::{HeldOutArgs, Lane, RunArgs};
@@ -45,6 +47,9 @@ pub enum Mode {
     /// Check receipts, repeat runs, read the ledger
     #[command(subcommand)]
     Audit(AuditMode),
+    /// Measure: the same jobs alone, in processes at once, and together in one engine, with every bit compared
+    #[command(subcommand)]
+    Bench(Box<BenchMode>),
     /// Say what a run needs and what is there
     Doctor,
     /// Run strangers' components; started by this program itself

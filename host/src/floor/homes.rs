@@ -20,8 +20,11 @@ pub(super) struct Homes {
     threads: usize,
     terms: Terms,
     /// One lock a tenant: the members of a cohort wait for one process rather than start one each.
-    of: Mutex<BTreeMap<TenantId, Arc<tokio::sync::Mutex<Vec<Arc<Home>>>>>>,
+    of: Mutex<BTreeMap<TenantId, Own>>,
 }
+
+/// A tenant's.
+type Own = Arc<tokio::sync::Mutex<Vec<Arc<Home>>>>;
 
 /// A process, and what it has left to give.
 pub(super) struct Home {
@@ -62,7 +65,7 @@ impl Homes {
             home.process.end().await;
         }
         let whole = need.times(SEATS);
-        let process = Process::start(engine, self.settings, Size::of(self.threads, whole)).await?;
+        let process = Process::start(engine, self.settings, Size::of(self.threads, self.terms.silence, whole)).await?;
         if !process.missing().is_empty() && self.terms.require_os_sandbox {
             let missing = process.missing().join("; ");
             return Err(user(format!("the kernel does not lock guests down wholly, as was demanded: {missing}")));

@@ -15,14 +15,21 @@ pub(super) struct Bounds {
     log_bytes: u64,
     metrics: u64,
     progress_reports: u64,
-    /// Steps, evaluations and saved adapters: each takes a command to the engine.
-    results: u64,
     /// Reports of how far an evaluation is: each follows a piece, which is a command too.
     pieces: u64,
     /// Whether it was told to stop.
     is_stopping: bool,
-    /// Bytes of weights and digest of each saved name.
-    saved: BTreeMap<String, (u64, Digest)>,
+    /// By name.
+    saved: BTreeMap<String, Saved>,
+}
+
+/// An adapter that was saved.
+struct Saved {
+    /// Of its weights.
+    bytes: u64,
+    digest: Digest,
+    /// Adapters that it can be, each with its step count, until it is told which.
+    origins: Vec<(u32, u64)>,
 }
 
 /// Log lines that the sandbox itself adds at a job's end.
@@ -30,7 +37,7 @@ const CLOSING_BYTES: u64 = 1024;
 
 impl Bounds {
     pub(super) fn new(limits: Limits) -> Self {
-        Self { limits, log_bytes: 0, metrics: 0, progress_reports: 0, results: 0, pieces: 0, is_stopping: false, saved: BTreeMap::new() }
+        Self { limits, log_bytes: 0, metrics: 0, progress_reports: 0, pieces: 0, is_stopping: false, saved: BTreeMap::new() }
     }
 
     /// Counts an event; `commands` is how many the job has sent to its engine.
@@ -50,12 +57,15 @@ impl Bounds {
             Event::Metric { name, .. } if name.len() > METRIC_NAME_BYTES_MAX => Err("a longer metric name than there is"),
             Event::Metric { .. } => count(&mut self.metrics, 1, self.limits.metrics, "more metrics than its limit"),
             Event::Progress { .. } => count(&mut self.progress_reports, 1, self.limits.progress_reports, "more reports than its limit"),
-            Event::Step { .. } | Event::Evaluation { .. } => count(&mut self.results, 1, commands, "more results than it asked for"),
+            // These are held against the engine's own answers.
+            Event::Step { .. } | Event::Evaluation { .. } => Ok(()),
             Event::Evaluating { .. } => count(&mut self.pieces, 1, commands, "more pieces of evaluations than it asked for"),
-            Event::Saved { name, digest, .. } => match self.saved.get(name) {
-                Some((_, saved)) if saved == digest => count(&mut self.results, 1, commands, "more results than it asked for"),
-                _ => Err("an adapter that it did not save"),
-            },
+            Event::Saved { adapter, step, name, digest } => {
+                let saved = self.saved.get_mut(name).filter(|saved| saved.digest == *digest);
+                // Told once for each time that it was saved.
+                let origins = saved.map(|saved| std::mem::take(&mut saved.origins)).unwrap_or_default();
+                if origins.contains(&(*adapter, *step)) { Ok(()) } else { Err("an adapter that it did not save") }
+            }
         }
     }
 
@@ -75,15 +85,15 @@ impl Bounds {
         weights.validate(model).map_err(|_| "an adapter that does not fit its model")?;
         let bytes = weights.modules.iter().map(|module| size_of::<f32>() as u64 * (module.a.len() + module.b.len()) as u64).sum::<u64>();
         let others = || self.saved.iter().filter(|(other, _)| *other != name);
-        let total = others().map(|(_, (bytes, _))| bytes).sum::<u64>().saturating_add(bytes);
+        let total = others().map(|(_, saved)| saved.bytes).sum::<u64>().saturating_add(bytes);
         if others().count() as u64 + 1 > self.limits.artifacts || total > self.limits.artifact_bytes {
             return Err("more adapters than its limit");
         }
         Ok(bytes)
     }
 
-    /// It was saved.
-    pub(super) fn saved(&mut self, name: &str, bytes: u64, digest: Digest) {
-        self.saved.insert(name.to_owned(), (bytes, digest));
+    /// It was saved, being one of these adapters.
+    pub(super) fn saved(&mut self, name: &str, bytes: u64, digest: Digest, origins: Vec<(u32, u64)>) {
+        self.saved.insert(name.to_owned(), Saved { bytes, digest, origins });
     }
 }

@@ -4,8 +4,8 @@
 
 use nodus_protocol::wire::Grants;
 use nodus_protocol::{AdapterWeights, Digest, JobSlot};
-use nodus_sandbox::Limits;
 use nodus_sandbox::services::{Event, Refusal, Services as _};
+use nodus_sandbox::{JobEnd, Limits, Outcome};
 use serde_bytes::ByteBuf;
 
 use super::bounds::Bounds;
@@ -34,9 +34,26 @@ impl Broker {
     /// # Errors
     /// What no job could have told.
     pub(super) fn event(&mut self, event: Event) -> Result<(), &'static str> {
+        let is_answered = match &event {
+            Event::Step { adapter, report, learning_rate } => self.grants.told_step(self.job, *adapter, report, *learning_rate),
+            Event::Evaluation { adapter, step, sums, .. } => self.grants.told_evaluation(self.job, *adapter, *step, sums),
+            _ => true,
+        };
+        if !is_answered {
+            return Err("a result that the engine did not answer");
+        }
         self.bounds.event(&event, self.grants.commands(self.job))?;
         self.services.event(event);
         Ok(())
+    }
+
+    /// How the job ended.
+    ///
+    /// # Errors
+    /// What no job could have kept back.
+    pub(super) fn end(&self, end: &JobEnd) -> Result<(), &'static str> {
+        let is_whole = !matches!(end.outcome, Outcome::Completed) || self.grants.is_all_told(self.job);
+        if is_whole { Ok(()) } else { Err("that a job is completed of which it did not tell every step") }
     }
 
     pub(super) async fn answer(&mut self, question: Question) -> Answered {
@@ -70,9 +87,13 @@ impl Broker {
     async fn save(&mut self, name: &str, weights: &AdapterWeights) -> Answered {
         let trunk = self.services.trunk().clone();
         let bytes = self.bounds.save(name, weights, &trunk.config)?;
+        let origins = self.grants.exported(self.job, weights);
+        if origins.is_empty() {
+            return Err("an adapter with other weights than the engine's");
+        }
         let saved = self.services.save_artifact(&trunk, name, weights).await;
         if let Ok(digest) = saved {
-            self.bounds.saved(name, bytes, digest);
+            self.bounds.saved(name, bytes, digest, origins);
         }
         Ok(saved.map(Answer::Saved).map_err(without_our_words))
     }

@@ -17,7 +17,7 @@ use tokio::io::BufReader;
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinError};
 
 use super::lockdown::{Ration, close_the_door, give_up};
 use super::remote::{Parent, Remote};
@@ -129,18 +129,39 @@ impl Desk<'_> {
         self.guests.spawn(async move {
             let ended = task.await;
             running.lock().remove(&job);
-            let end = match ended {
-                Ok(end) => end,
-                Err(error) if error.is_cancelled() => return,
-                Err(_) => panicked(),
-            };
-            parent.tell(ToParent::Of(job, FromJob::Ended(Box::new(end))));
+            if let Some(end) = end_of(ended) {
+                parent.tell(ToParent::Of(job, FromJob::Ended(Box::new(end))));
+            }
         });
         Ok(())
     }
 }
 
+/// What is told of a task that ended; of one that was cancelled, nothing.
+fn end_of(ended: Result<JobEnd, JoinError>) -> Option<JobEnd> {
+    ended.map_or_else(|error| error.is_panic().then(panicked), Some)
+}
+
 fn panicked() -> JobEnd {
     let failure = Failure::Internal(anyhow::anyhow!("the host's own code panicked within a call of the component"));
     JobEnd { outcome: Outcome::Failed(failure), usage: Usage::default(), stopped_at: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use nodus_sandbox::{Failure, JobEnd, Outcome, Usage};
+
+    use super::end_of;
+
+    #[tokio::test]
+    async fn a_panic_is_our_failure_and_a_cancelled_job_is_not_told_of() {
+        let ended = tokio::spawn(async { panic!("a defect of the host's own code") }).await;
+        let Some(JobEnd { outcome: Outcome::Failed(Failure::Internal(error)), .. }) = end_of(ended) else { panic!("no failure of ours") };
+        assert!(error.to_string().contains("panicked"), "{error}");
+        let waiting = tokio::spawn(std::future::pending());
+        waiting.abort();
+        assert!(end_of(waiting.await).is_none());
+        let completed = JobEnd { outcome: Outcome::Completed, usage: Usage::default(), stopped_at: None };
+        assert!(matches!(end_of(Ok(completed)), Some(JobEnd { outcome: Outcome::Completed, .. })));
+    }
 }

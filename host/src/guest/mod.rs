@@ -6,6 +6,8 @@ mod bounds;
 mod broker;
 mod compile;
 mod desk;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod lockdown;
 pub(crate) mod probe;
 mod process;
@@ -21,5 +23,5 @@ mod workshop;
 pub(crate) use compile::serve as serve_compile;
 pub(crate) use desk::serve as serve_guests;
 pub(crate) use process::{Order, Process};
-pub(crate) use size::{Need, Size, Terms};
+pub(crate) use size::{Need, OS_SANDBOX, Size, Terms};
 pub(crate) use workshop::Workshop;

@@ -1,7 +1,10 @@
 //! Starts a guest process and ends it again, to see what the kernel grants. Gives it nothing to run.
 
+use std::time::Duration;
+
 use nodus_protocol::{Digest, channel};
 use nodus_sandbox::Limits;
+use nodus_sandbox::limits::GUEST_SILENCE_MS_MAX;
 
 use super::process::Process;
 use super::size::Size;
@@ -12,7 +15,8 @@ pub(crate) fn report() -> String {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             let (engine, _inbox) = channel(1);
-            let process = Process::start(engine, Digest::of(b""), Size::new(1, std::iter::once(Limits::DEFAULT), 0)).await?;
+            let size = Size::new(1, std::iter::once(Limits::DEFAULT), 0, Duration::from_millis(GUEST_SILENCE_MS_MAX));
+            let process = Process::start(engine, Digest::of(b""), size).await?;
             process.end().await;
             Ok(process.missing().to_vec())
         })

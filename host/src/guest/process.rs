@@ -12,7 +12,6 @@ use anyhow::Context as _;
 use nodus_protocol::frame::{FrameError, FrameReader, FrameWriter};
 use nodus_protocol::wire::{Grants, serve};
 use nodus_protocol::{Client, Command, Digest, JobSlot};
-use nodus_sandbox::limits::GUEST_SILENCE_MS_MAX;
 use nodus_sandbox::{Failure, JobEnd, Limits, Outcome, Precompiled, SealKey, StopFlag, Usage};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde_bytes::ByteBuf;
@@ -37,8 +36,6 @@ const LINK_QUEUE: usize = 16;
 const JOB_QUEUE: usize = 256;
 /// How long a process may take until it waits for jobs.
 const START: Duration = Duration::from_secs(60);
-/// How long it may say nothing; it is asked for a word four times as often.
-const SILENCE: Duration = Duration::from_millis(GUEST_SILENCE_MS_MAX);
 /// How long after its own limit a job may end.
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -97,9 +94,9 @@ impl Process {
         let (link, outbox) = mpsc::channel(LINK_QUEUE);
         let (engine_reader, engine_writer) = split(engine_stream)?;
         let serving = serve(engine_reader, engine_writer, engine.clone(), grants.clone(), size.message_bytes_max);
-        let (judge, reading) = (fate.clone(), read(reader, runs.clone(), fate.clone()));
+        let (judge, reading) = (fate.clone(), read(reader, size.silence, runs.clone(), fate.clone()));
         let tasks = vec![
-            tokio::spawn(write(outbox, FrameWriter::new(writer))),
+            tokio::spawn(write(outbox, FrameWriter::new(writer), size.silence / 4)),
             tokio::spawn(reading),
             tokio::spawn(async move {
                 if let Err(error) = serving.await
@@ -163,10 +160,13 @@ impl Process {
                         }
                         Err(what) => Err(what),
                     },
-                    Some(FromJob::Ended(end)) => {
-                        stay.is_over = true;
-                        return *end;
-                    }
+                    Some(FromJob::Ended(end)) => match broker.end(&end) {
+                        Ok(()) => {
+                            stay.is_over = true;
+                            return *end;
+                        }
+                        Err(what) => Err(what),
+                    },
                 },
                 () = stop.requested(), if !is_told => {
                     is_told = true;
@@ -242,9 +242,9 @@ fn failed(failure: Failure) -> JobEnd {
 }
 
 /// Passes words on, and asks for a word now and then. Ends when nobody has more to say, or nobody listens.
-async fn write(mut outbox: mpsc::Receiver<ToGuest>, mut writer: FrameWriter<OwnedWriteHalf>) {
+async fn write(mut outbox: mpsc::Receiver<ToGuest>, mut writer: FrameWriter<OwnedWriteHalf>, quiet: Duration) {
     loop {
-        let words = match timeout(SILENCE / 4, outbox.recv()).await {
+        let words = match timeout(quiet, outbox.recv()).await {
             Ok(Some(words)) => words,
             Ok(None) => return,
             Err(_) => ToGuest::Ping,
@@ -256,15 +256,15 @@ async fn write(mut outbox: mpsc::Receiver<ToGuest>, mut writer: FrameWriter<Owne
 }
 
 /// Listens until the process ends, or must end.
-async fn read(mut reader: FrameReader<BufReader<OwnedReadHalf>>, runs: Runs, fate: Arc<Fate>) {
+async fn read(mut reader: FrameReader<BufReader<OwnedReadHalf>>, silence: Duration, runs: Runs, fate: Arc<Fate>) {
     let reason = loop {
-        match timeout(SILENCE, reader.next()).await {
+        match timeout(silence, reader.next()).await {
             Ok(Ok(Some(ToParent::Of(job, words)))) => runs.pass(job, words).await,
             Ok(Ok(Some(ToParent::Pong))) => {}
             Ok(Ok(Some(ToParent::Ready(_)))) => break Some("said twice that it is ready and was ended".to_owned()),
             Ok(Ok(None) | Err(FrameError::Io(_))) => break None,
             Ok(Err(error)) => break Some(format!("said what no guest process says ({error}) and was ended")),
-            Err(_) => break Some(format!("gave no sign of life for {} s and was ended", SILENCE.as_secs())),
+            Err(_) => break Some(format!("gave no sign of life for {} ms and was ended", silence.as_millis())),
         }
     };
     fate.seal(reason);

@@ -2,24 +2,32 @@
 //!
 //! Knows sizes only.
 
+use std::time::Duration;
+
 use nodus_sandbox::Limits;
 
 use crate::cli::SandboxArgs;
 
 /// What the user wants of processes for guests.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     /// None at all: guests run in this process.
     pub(crate) in_process: bool,
     /// None that the kernel locks down less than wholly.
     pub(crate) require_os_sandbox: bool,
+    /// How long one may give no sign of life.
+    pub(crate) silence: Duration,
 }
 
 impl From<SandboxArgs> for Terms {
     fn from(args: SandboxArgs) -> Self {
-        Self { in_process: args.in_process, require_os_sandbox: args.require_os_sandbox }
+        let silence = Duration::from_millis(args.guest_silence_ms);
+        Self { in_process: args.in_process, require_os_sandbox: args.require_os_sandbox, silence }
     }
 }
+
+/// How the ledger calls a job that was refused for want of the kernel's locks.
+pub(crate) const OS_SANDBOX: &str = "os-sandbox";
 
 /// What a process will need for all of its jobs.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +36,8 @@ pub(crate) struct Size {
     pub(crate) data_bytes: u64,
     pub(crate) cpu_seconds: u64,
     pub(crate) message_bytes_max: u64,
+    /// How long it may say nothing; it is asked for a word four times as often.
+    pub(crate) silence: Duration,
 }
 
 /// Text as tokens, targets and weights, and the text itself.
@@ -79,13 +89,13 @@ impl Need {
 
 impl Size {
     /// For these jobs and this much of data sets.
-    pub(crate) fn new(threads: usize, jobs: impl Iterator<Item = Limits>, dataset_bytes: u64) -> Self {
+    pub(crate) fn new(threads: usize, jobs: impl Iterator<Item = Limits>, dataset_bytes: u64, silence: Duration) -> Self {
         let data = Need { data_bytes: dataset_bytes.saturating_mul(TOKENS_PER_TEXT), ..Need::default() };
-        Self::of(threads, jobs.map(|limits| Need::of(&limits, 0)).fold(data, Need::and))
+        Self::of(threads, silence, jobs.map(|limits| Need::of(&limits, 0)).fold(data, Need::and))
     }
 
     /// For jobs that need this together.
-    pub(crate) fn of(threads: usize, need: Need) -> Self {
+    pub(crate) fn of(threads: usize, silence: Duration, need: Need) -> Self {
         /// The program, tokenizers, and stacks for chat templates.
         const BASE_BYTES: u64 = 4 << 30;
         /// Tokenising, and the program's start.
@@ -93,7 +103,7 @@ impl Size {
         let Need { data_bytes, cpu_seconds, message_bytes_max } = need;
         // What the kernel takes: bytes as signed, seconds as nanoseconds.
         let data_bytes = data_bytes.saturating_add(BASE_BYTES).min(1 << 62);
-        Self { threads, data_bytes, cpu_seconds: cpu_seconds.saturating_add(BASE_SECONDS).min(1 << 32), message_bytes_max }
+        Self { threads, data_bytes, cpu_seconds: cpu_seconds.saturating_add(BASE_SECONDS).min(1 << 32), message_bytes_max, silence }
     }
 }
 

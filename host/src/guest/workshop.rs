@@ -16,8 +16,8 @@ use nodus_sandbox::{ComponentRefusal, Limits, Precompiled, Sandbox, SealKey};
 
 use super::compile::Compiled;
 use super::process::fresh_key;
-use super::size::Terms;
-use crate::error::user;
+use super::size::{OS_SANDBOX, Terms};
+use crate::error::refusal;
 use crate::process::spawn::{Ends, how, lines, spawn};
 use crate::store::{Store, write_synced};
 use crate::text::escape_lines;
@@ -86,7 +86,8 @@ impl Workshop {
         let Compiled { missing, code } = said;
         if let Some(first) = missing.first() {
             if self.terms.require_os_sandbox {
-                return Err(user(format!("--require-os-sandbox: the kernel does not lock the compiler down wholly: {first}")));
+                let text = format!("--require-os-sandbox: the kernel does not lock the compiler down wholly: {first}");
+                return Err(refusal(OS_SANDBOX, text));
             }
             if !self.is_warned.swap(true, Relaxed) {
                 tracing::warn!("the kernel does not lock the compiler down wholly: {}", missing.join("; "));

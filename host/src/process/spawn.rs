@@ -29,7 +29,7 @@ pub(crate) fn spawn(verb: &str, arguments: &[(&str, String)], environment: &[(St
 }
 
 /// This program, also where its file was replaced meanwhile.
-fn program() -> io::Result<PathBuf> {
+pub(crate) fn program() -> io::Result<PathBuf> {
     if cfg!(target_os = "linux") { Ok(PathBuf::from("/proc/self/exe")) } else { std::env::current_exe() }
 }
 
@@ -42,6 +42,7 @@ pub(crate) fn how(status: io::Result<ExitStatus>) -> String {
     match (status.signal(), status.code()) {
         (Some(libc::SIGSYS), _) => "was ended by the kernel: it made a system call that it may not make".to_owned(),
         (Some(libc::SIGXCPU), _) => "was ended by the kernel: it used more CPU time than all its jobs may".to_owned(),
+        (Some(libc::SIGKILL), _) => "was killed from outside (SIGKILL), as the kernel does where the machine runs out of memory".to_owned(),
         (Some(signal), _) => format!("was killed by signal {signal}{}", signal_name(signal)),
         (None, code) => format!("ended with exit code {}", code.unwrap_or_default()),
     }
@@ -49,7 +50,6 @@ pub(crate) fn how(status: io::Result<ExitStatus>) -> String {
 
 fn signal_name(signal: i32) -> &'static str {
     match signal {
-        libc::SIGKILL => " (SIGKILL)",
         libc::SIGSEGV => " (SIGSEGV)",
         libc::SIGABRT => " (SIGABRT)",
         libc::SIGBUS => " (SIGBUS)",

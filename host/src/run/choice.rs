@@ -109,6 +109,22 @@ impl Chosen {
         }
     }
 
+    /// What it computes in.
+    pub(crate) fn dtype(&self) -> Dtype {
+        match self {
+            Self::Cpu => Dtype::F32,
+            Self::Cuda(chosen) => chosen.dtype,
+        }
+    }
+
+    /// The card's number, where it is one.
+    pub(crate) fn ordinal(&self) -> Option<usize> {
+        match self {
+            Self::Cpu => None,
+            Self::Cuda(chosen) => Some(chosen.card.ordinal),
+        }
+    }
+
     /// Bytes of a weight.
     pub(super) fn weight_bytes(&self) -> u64 {
         match self {

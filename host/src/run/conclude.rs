@@ -6,20 +6,28 @@
 use std::io;
 
 use anyhow::Context as _;
-use cap_std::fs::{Dir, DirEntry};
+use cap_std::fs::Dir;
 use nodus_engine::JobBytes;
 use nodus_receipts::ledger::BytesEvent;
 use nodus_sandbox::{Failure, JobEnd, Outcome, Usage};
 
 use super::certify::certify;
+use super::claim::holds_anything;
 use super::course::Ended;
 use super::crew::{Fared, Post};
 use super::record::{Figures, HELD_OUT, LOG, LOSSES, METRICS};
 use crate::books::{Account, Books};
+use crate::error::{exit_code, refusal_code};
 use crate::paths::shown;
 use crate::store::Store;
 use crate::text::{count, one_line};
 
+/// How the ledger calls a failure of ours.
+const INTERNAL: &str = "internal";
+/// How it calls a job that was not started for what its user asked.
+const REFUSED: &str = "refused";
+/// How it calls a job that was cut off.
+const CANCELLED: &str = "cancelled";
 /// Most of a guest's message that is shown.
 const MESSAGE_CHARS_MAX: usize = 2000;
 
@@ -70,25 +78,44 @@ pub(crate) struct Office<'a> {
 /// Decides what is kept of a job, signs its receipt, and enters what its adapters used.
 pub(crate) fn conclude(office: &mut Office<'_>, account: &Account, post: &Post, fared: &Fared) -> Verdict {
     let entered = enter(office.books, account, &fared.bytes);
-    let ended = match &fared.ended {
-        Ok(Some(ended)) => ended,
-        Ok(None) => return Verdict { status: Status::NotStarted, kept: Kept::Nothing },
-        Err(error) => return Verdict { status: Status::Broken(anyhow::anyhow!("{error:#}")), kept: left(post.folder.dir()) },
-    };
-    let done = entered.and_then(|()| match status(ended, fared) {
-        Ok((status, usage)) => certify(office, account, post, (ended, fared, usage)).map(|kept| Verdict { status, kept: Kept::All(kept) }),
-        Err(status @ Status::Broken(_)) => Ok(Verdict { status, kept: left(post.folder.dir()) }),
-        Err(status) => keep_records(&ended.figures, post.folder.dir()).map(|kept| Verdict { status, kept }),
-    });
-    done.unwrap_or_else(|error| Verdict { status: Status::Broken(error), kept: left(post.folder.dir()) })
+    let broken = |error| (Verdict { status: Status::Broken(error), kept: left(post.folder.dir()) }, Some(INTERNAL));
+    let judged = entered.and_then(|()| judge(office, account, post, fared));
+    let (verdict, failed) = judged.unwrap_or_else(broken);
+    match failed.map(|code| office.books.fail(account, code)) {
+        Some(Err(error)) if !matches!(verdict.status, Status::Broken(_)) => broken(error).0,
+        // One failure of ours is told, the first.
+        _ => verdict,
+    }
 }
 
-/// Whether a job that the host failed had written anything.
+/// What becomes of a job; where it gets no receipt, why, as the ledger has it.
+fn judge(office: &mut Office<'_>, account: &Account, post: &Post, fared: &Fared) -> anyhow::Result<(Verdict, Option<&'static str>)> {
+    let ended = match &fared.ended {
+        Ok(Some(ended)) => ended,
+        Ok(None) => return Ok((Verdict { status: Status::NotStarted, kept: Kept::Nothing }, None)),
+        // Its engine or its process was not started, and that may be the user's to put right.
+        Err(error) if exit_code(error) == 2 => {
+            let code = refusal_code(error).unwrap_or(REFUSED);
+            return Ok((Verdict { status: Status::Failed(error.to_string()), kept: Kept::Nothing }, Some(code)));
+        }
+        Err(error) => return Err(anyhow::anyhow!("{error:#}")),
+    };
+    match status(ended, fared) {
+        Ok((status, usage)) => {
+            let kept = certify(office, account, post, (ended, fared, usage))?;
+            Ok((Verdict { status, kept: Kept::All(kept) }, None))
+        }
+        Err((Status::Broken(error), _)) => Err(error),
+        Err((status, code)) => {
+            let kept = keep_records(&ended.figures, post.folder.dir())?;
+            Ok((Verdict { status, kept }, Some(code)))
+        }
+    }
+}
+
+/// What is kept of a job that the host failed: what it had written.
 fn left(folder: &Dir) -> Kept {
-    let is_written =
-        |entry: io::Result<DirEntry>| entry.and_then(|entry| entry.metadata()).is_ok_and(|found| found.is_dir() || found.len() > 0);
-    let any = folder.entries().is_ok_and(|mut entries| entries.any(is_written));
-    if any { Kept::Left } else { Kept::Nothing }
+    if holds_anything(folder) { Kept::Left } else { Kept::Nothing }
 }
 
 /// Enters the engine's own figures.
@@ -108,21 +135,22 @@ pub(crate) fn enter(books: &mut Books, account: &Account, bytes: &JobBytes) -> a
     books.enter(account, events)
 }
 
-/// The status of a job that gets a receipt, with what it used; else of one that gets none.
-fn status(ended: &Ended, fared: &Fared) -> Result<(Status, Usage), Status> {
+/// The status of a job that gets a receipt, with what it used; else of one that gets none, and why.
+fn status(ended: &Ended, fared: &Fared) -> Result<(Status, Usage), (Status, &'static str)> {
     let failure = match &ended.end {
         Some(JobEnd { outcome: Outcome::Completed, usage, .. }) => {
             return Ok((if ended.stopped_at().is_some() { Status::Stopped } else { Status::Completed }, *usage));
         }
         Some(JobEnd { outcome: Outcome::Failed(failure), .. }) => failure,
-        None => return Err(Status::Cancelled),
+        None => return Err((Status::Cancelled, CANCELLED)),
     };
-    Err(match (failure, &fared.engine) {
+    let status = match (failure, &fared.engine) {
         (Failure::Internal(error), _) => Status::Broken(anyhow::anyhow!("{error:#}")),
         (Failure::Cancelled(_), _) => Status::Cancelled,
         (_, Err(error)) => Status::Broken(anyhow::Error::from(error.clone()).context("the engine failed")),
         (failure, Ok(())) => Status::Failed(one_line(&failure.to_string(), MESSAGE_CHARS_MAX)),
-    })
+    };
+    Err((status, failure.code()))
 }
 
 /// Removes the adapters of a job that did not end well.

@@ -11,7 +11,7 @@ use nodus_protocol::{EngineError, JobSlot};
 use nodus_sandbox::services::Trunk;
 use nodus_sandbox::{Failure, JobEnd, JobSpec, Outcome, Sandbox, Usage};
 use tokio::runtime::Runtime;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::course::{Course, Ended};
 use super::device::{Class, Device, Rig};
@@ -23,8 +23,8 @@ use super::sharing::Sharing;
 use super::stop::Stopper;
 use super::view::View;
 use crate::cli::Lane;
-use crate::error::{exit_code, user};
-use crate::guest::{Order, Process, Size, Terms};
+use crate::error::{again, refusal};
+use crate::guest::{OS_SANDBOX, Order, Process, Size, Terms};
 use crate::machine;
 
 /// A job with the folder that its results go to.
@@ -50,8 +50,12 @@ pub(crate) struct Fared {
 impl Fared {
     /// Its engine could not be started.
     fn not_at_all(error: &anyhow::Error) -> Self {
-        let again = if exit_code(error) == 2 { user(error.to_string()) } else { anyhow::anyhow!("{error:#}") };
-        Self { ended: Err(again), engine: Ok(()), bytes: JobBytes::default(), class: Arc::default() }
+        Self { ended: Err(again(error)), ..Self::not_started() }
+    }
+
+    /// The run was to stop before its turn came.
+    fn not_started() -> Self {
+        Self { ended: Ok(None), engine: Ok(()), bytes: JobBytes::default(), class: Arc::default() }
     }
 }
 
@@ -83,11 +87,17 @@ enum Home {
 }
 
 impl Crew {
-    /// Starts the threads that guests run on, and listens to Ctrl-C.
+    /// Starts the threads that guests run on.
     ///
     /// # Errors
     /// Ours: the system has no threads left.
-    pub(crate) fn start(sandbox: Arc<Sandbox>, terms: Terms, display: Display, guests: usize, rig: Rig<'_>) -> anyhow::Result<Self> {
+    pub(crate) fn start(
+        sandbox: Arc<Sandbox>,
+        terms: Terms,
+        told: (Display, Arc<Stopper>),
+        guests: usize,
+        rig: Rig<'_>,
+    ) -> anyhow::Result<Self> {
         let threads = machine::threads(rig.args.threads)?.min(guests).max(1);
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(threads).enable_all().build().context("starting the runtime")?;
@@ -95,17 +105,9 @@ impl Crew {
             // Nothing would stop a guest that spins.
             sandbox.watch_ticker(|| std::process::abort()).context("watching the sandbox's ticker")?;
         }
-        let (stopper, neighbours, is_warned) = (Stopper::new(), Neighbours::default(), AtomicBool::new(false));
+        let ((display, stopper), neighbours, is_warned) = (told, Neighbours::default(), AtomicBool::new(false));
+        stopper.tell_on(display.clone());
         let shared = Arc::new(Shared { sandbox, terms, threads, is_warned, display, stopper, neighbours });
-        let listener = shared.clone();
-        runtime.spawn(async move {
-            // On a thread of its own: a terminal that is paused takes no line, and the second interrupt must be heard all the same.
-            let note = |text: &str| {
-                let (display, text) = (listener.display.clone(), text.to_owned());
-                drop(std::thread::Builder::new().name("note".into()).spawn(move || display.note(&text)));
-            };
-            listener.stopper.obey_interrupts(note).await;
-        });
         Ok(Self { runtime, shared })
     }
 
@@ -127,6 +129,9 @@ impl Crew {
     }
 
     fn group(&self, posts: &[(JobSlot, Post)], at_once: usize, rig: Rig<'_>, sharing: &mut Sharing) -> anyhow::Result<Vec<Fared>> {
+        if self.shared.stopper.is_asked() {
+            return Ok(posts.iter().map(|_| Fared::not_started()).collect());
+        }
         let device = Device::start(posts.iter().map(|(_, post)| &*post.job.model), rig)?;
         let classes: Vec<Arc<Class>> = posts.iter().map(|(_, post)| Arc::new(device.class(&post.job.model))).collect();
         let seats = posts.iter().map(|(slot, post)| Ok((*slot, post.clone(), device.trunk(&post.job.model)?)));
@@ -153,15 +158,19 @@ impl Crew {
     /// Starts jobs in order, each as soon as there is a seat, and waits for all.
     async fn together(&self, seats: Vec<Seat>, at_once: usize, home: &Home) -> Vec<anyhow::Result<Option<Ended>>> {
         let gate = Arc::new(Semaphore::new(at_once.max(1)));
-        let mut tasks = Vec::new();
+        let mut outcomes = Vec::new();
         for (slot, post, trunk) in seats {
             let seat = gate.clone().acquire_owned().await.context("waiting for a seat");
-            tasks.push(tokio::spawn(run_one(self.shared.clone(), home.clone(), (slot, post, trunk), seat)));
+            let work = run_one(self.shared.clone(), home.clone(), (slot, post, trunk), seat);
+            let (sender, outcome) = oneshot::channel();
+            // Not the task's handle, which would keep all of the task's memory.
+            tokio::spawn(async move { sender.send(work.await) });
+            outcomes.push(outcome);
         }
         let mut ended = Vec::new();
-        for task in tasks {
+        for outcome in outcomes {
             let panicked = |_| Err(anyhow::anyhow!("a thread of the host panicked while it ran the job"));
-            ended.push(task.await.unwrap_or_else(panicked));
+            ended.push(outcome.await.unwrap_or_else(panicked));
         }
         ended
     }
@@ -176,12 +185,12 @@ impl Shared {
         let Some((_, _, trunk)) = seats.first().filter(|_| !self.terms.in_process) else { return Ok(Home::Here) };
         let jobs = || seats.iter().map(|(_, post, _)| &post.job);
         let dataset_bytes = jobs().map(|job| job.dataset_bytes()).sum();
-        let size = Size::new(self.threads, jobs().map(|job| job.limits), dataset_bytes);
+        let size = Size::new(self.threads, jobs().map(|job| job.limits), dataset_bytes, self.terms.silence);
         let process = Process::start(trunk.engine.clone(), self.sandbox.settings(), size).await?;
         if !process.missing().is_empty() {
             let missing = process.missing().join("; ");
             if self.terms.require_os_sandbox {
-                return Err(user(format!("--require-os-sandbox: the kernel does not lock guests down wholly: {missing}")));
+                return Err(refusal(OS_SANDBOX, format!("--require-os-sandbox: the kernel does not lock guests down wholly: {missing}")));
             }
             if !self.is_warned.swap(true, Relaxed) {
                 self.display.note(&format!("warning: the kernel does not lock guests down wholly: {missing}"));

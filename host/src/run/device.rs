@@ -70,6 +70,14 @@ impl Device {
     /// # Errors
     /// Ours: the machine has no device, or not the memory. The user's: the device is of another class than expected.
     pub(crate) fn start<'a>(models: impl Iterator<Item = &'a OpenModel>, rig: Rig<'_>) -> anyhow::Result<Self> {
+        Self::start_with(models, rig, true)
+    }
+
+    /// [`Device::start`], on a card without CUDA graphs where `graphs` says so: slower, and the same bits.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn start_with<'a>(models: impl Iterator<Item = &'a OpenModel>, rig: Rig<'_>, graphs: bool) -> anyhow::Result<Self> {
         let models: BTreeMap<Digest, &OpenModel> = models.map(|model| (model.digest, model)).collect();
         let device = match rig.chosen {
             Chosen::Cpu => {
@@ -79,6 +87,7 @@ impl Device {
             }
             Chosen::Cuda(chosen) => {
                 let mut device = chosen.open(rig.buffer_bytes_max)?;
+                device.use_graphs(graphs);
                 prove(&mut device, &models).context("running the exactness gate")?;
                 let quarter = rig.buffer_bytes_max.min(device.free_bytes()) / 4;
                 let usual = Options { rows_max: CARD_ROWS_MAX, kept_bytes_max: quarter, trunk_cache_bytes: quarter, ..Options::default() };
@@ -129,6 +138,11 @@ impl Device {
     /// The thread, for what it counts.
     pub(crate) fn handle(&self) -> &EngineHandle {
         &self.handle
+    }
+
+    /// What it has done so far.
+    pub(crate) fn counts(&self) -> Counts {
+        self.handle.counts()
     }
 
     /// A model as jobs use it.

@@ -20,7 +20,7 @@ use super::asked::Asked;
 use super::plan;
 use super::rows::Rows;
 use crate::cli::HeldOutArgs;
-use crate::error::{exit_code, user};
+use crate::error::{exit_code, refusal, user};
 use crate::guest::Workshop;
 use crate::import::{self, RANDOM};
 use crate::name::Name;
@@ -105,7 +105,7 @@ impl JobComponent {
     /// # Errors
     /// The user's: why it is none; `place` says which. Ours: no process can be started for it.
     pub(crate) fn new(workshop: &Workshop, bytes: Vec<u8>, name: String, place: &str) -> anyhow::Result<Self> {
-        let code = workshop.compiled(&bytes)?.map_err(|refusal| user(format!("{place}: {refusal}")))?;
+        let code = workshop.compiled(&bytes)?.map_err(|refused| refusal(refused.code(), format!("{place}: {refused}")))?;
         Ok(Self { code, bytes, name })
     }
 
@@ -158,7 +158,6 @@ pub(crate) struct Opener<'a> {
     store: &'a Store,
     paths: Paths,
     workshop: &'a Workshop,
-    /// Of every job.
     /// Bytes of a component at most.
     component_bytes_max: u64,
     components: BTreeMap<PathBuf, Arc<JobComponent>>,

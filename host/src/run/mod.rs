@@ -5,6 +5,7 @@
 mod asked;
 mod certify;
 pub(crate) mod choice;
+mod claim;
 pub(crate) mod conclude;
 pub(crate) mod course;
 pub(crate) mod crew;
@@ -20,8 +21,8 @@ pub(crate) mod record;
 pub(crate) mod recorder;
 pub(crate) mod rows;
 pub(crate) mod services;
-mod sharing;
-mod stop;
+pub(crate) mod sharing;
+pub(crate) mod stop;
 mod summary;
 pub(crate) mod tokens;
 mod told;
@@ -34,9 +35,9 @@ use std::time::Instant;
 use nodus_sandbox::{Limits, Sandbox, SandboxOptions};
 
 use crate::app::Surroundings;
-use crate::books::{Account, Books, LOCAL};
+use crate::books::{Account, Books};
 use crate::cli::{Lane, RunArgs};
-use crate::error::Ending;
+use crate::error::{Ending, refusal_code};
 use crate::guest::{Terms, Workshop};
 use crate::limits::over;
 use crate::machine::unix_ms;
@@ -49,6 +50,7 @@ use display::Display;
 use inputs::{Job, Opener};
 pub(crate) use output::Folder;
 use output::Output;
+use stop::Stopper;
 use summary::Machine;
 
 /// Runs jobs on this machine and leaves their results in `args.out`.
@@ -57,7 +59,8 @@ use summary::Machine;
 /// The user's: a refusal, or a job failed. Ours: the machine.
 pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let paths = surroundings.paths;
-    // The first of all, since a place that cannot be written to is known at once.
+    let stopper = Stopper::listen()?;
+    // Before anything is read, since a place that cannot be written to is known at once.
     let output = Output::create(paths, &args.out)?;
     let asked = asked::asked(paths, args)?;
     let upload = over(Limits::DEFAULT, &args.limits);
@@ -65,7 +68,12 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let terms = Terms::from(args.sandbox);
     let workshop = Workshop::open(store, &sandbox, terms)?;
     let mut opener = Opener::new(store, paths, &workshop, upload.component_bytes);
-    let jobs = asked.into_iter().map(|asked| opener.open(asked).map(Arc::new)).collect::<anyhow::Result<Vec<_>>>()?;
+    let open = |(number, asked)| opener.open(asked).map(Arc::new).or_else(|error| refused(store, number, error));
+    let wanted = asked.into_iter().enumerate().take_while(|_| !stopper.is_asked());
+    let jobs = wanted.map(open).collect::<anyhow::Result<Vec<_>>>()?;
+    if stopper.is_asked() {
+        return told::not_begun(out);
+    }
     let at_once = match args.lane {
         Lane::Solo => 1,
         Lane::Fused => args.jobs.map_or(jobs.len(), |most| most.get().min(jobs.len())),
@@ -80,7 +88,7 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let display = Display::new(surroundings.is_terminal, posts.len());
     display.note(&format!("computing on {}", chosen.name()));
     let rig = Rig { chosen: &chosen, args: args.device, buffer_bytes_max, expected: None };
-    let crew = Crew::start(sandbox, terms, display, at_once, rig)?;
+    let crew = Crew::start(sandbox, terms, (display, stopper), at_once, rig)?;
     let (fared, sharing) = crew.run(&posts, args.lane, at_once, rig);
     let wall_seconds = began.elapsed().as_secs_f64();
 
@@ -109,8 +117,16 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
 
 /// What the ledger knows a job of this run by.
 fn account(number: usize, fared: &Fared) -> Account {
-    let started = fared.ended.as_ref().ok().and_then(Option::as_ref).map_or_else(unix_ms, |ended| ended.started_unix_ms);
-    Account { job: format!("{started}-{}-{number}", std::process::id()), tenant: LOCAL.to_owned() }
+    let began = fared.ended.as_ref().ok().and_then(Option::as_ref).map_or_else(unix_ms, |ended| ended.started_unix_ms);
+    Account::local(began, number)
+}
+
+/// A job that was refused, nothing being started: where a stranger's component is to blame, the ledger says so.
+fn refused<T>(store: &Store, number: usize, error: anyhow::Error) -> anyhow::Result<T> {
+    if let Some(code) = refusal_code(&error) {
+        Books::open(store.dir()?)?.fail(&Account::local(unix_ms(), number), code)?;
+    }
+    Err(error)
 }
 
 /// Each job with its folder: the whole for the only one, else one named after it.

@@ -63,9 +63,10 @@ pub(super) fn admit(jobs: &[Arc<Job>], lane: Lane, at_once: usize, device: (&Cho
         let parts = parts.map(|(name, part)| format!("{name} {part}")).join(", ");
         return Err(user(format!(
             "not enough memory: {needed} bytes needed ({}: {parts}), {available} bytes ({}) are what {source}\n\
-             fewer jobs at once (--jobs), smaller batches, a smaller --limit device-bytes or --trunk-cache need less",
+             {}",
             bytes(needed),
-            bytes(available)
+            bytes(available),
+            total.hint(at_once, args.trunk_cache.is_some())
         )));
     }
     tracing::info!(needed, available, ?total, "memory is planned");
@@ -73,6 +74,22 @@ pub(super) fn admit(jobs: &[Arc<Job>], lane: Lane, at_once: usize, device: (&Cho
 }
 
 impl Total {
+    /// What would need less.
+    fn hint(&self, at_once: usize, has_cache: bool) -> String {
+        let ways = [
+            (at_once > 1, "fewer jobs at once (--jobs)"),
+            (self.activation_bytes > self.adapter_bytes, "smaller batches, shorter sequences (max_length)"),
+            (self.adapter_bytes >= self.activation_bytes, "a smaller rank or fewer target modules"),
+            (has_cache, "a smaller --trunk-cache"),
+            (self.weight_bytes > self.sum() / 2, "a smaller model"),
+        ];
+        let ways: Vec<&str> = ways.into_iter().filter_map(|(is_way, text)| is_way.then_some(text)).collect();
+        format!(
+            "less is needed by: {}; planned bytes that are too many can be lowered with --limit device-bytes and activation-bytes",
+            ways.join("; ")
+        )
+    }
+
     fn sum(&self) -> u64 {
         let parts = [self.weight_bytes, self.table_bytes, self.adapter_bytes, self.activation_bytes, self.cache_bytes];
         parts.into_iter().fold(0, u64::saturating_add)

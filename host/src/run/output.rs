@@ -1,7 +1,7 @@
 //! The folder of a run's results, made beside its final place and renamed into it.
 //!
 //! Never shows a half-written result: DIR is absent (or empty) until the run has ended. `.NAME.partial` beside it is locked while
-//! its run lives; what a killed run left there is replaced by the next one.
+//! its run lives; what a killed run left there is set aside by the next one, as `.NAME.killed`.
 
 use std::ffi::OsString;
 use std::io;
@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context as _;
 use cap_std::fs::{Dir, File, MetadataExt as _, OpenOptions};
 
+use super::claim::{beside, claim};
 use crate::error::user;
 use crate::paths::{Paths, cannot, shown};
-use crate::store::{reopened, sync_dir};
+use crate::store::sync_dir;
 
 /// A run's results in the making. Dropping it without [`Output::publish`] removes them, and the folders that were made for it; what
 /// could not be published, or was left by a fault of the host, stays.
@@ -42,8 +43,8 @@ impl Output {
         let begin = || -> anyhow::Result<Self> {
             let (parent, name) = paths.parent(path)?;
             refuse_taken(&parent, &name, path)?;
-            let partial = partial_name(&name);
-            let (dir, lock) = claim(&parent, &partial).map_err(|error| match error.kind() {
+            let (partial, killed) = (beside(&name, ".partial"), beside(&name, ".killed"));
+            let (dir, lock) = claim(&parent, &partial, &killed).map_err(|error| match error.kind() {
                 io::ErrorKind::WouldBlock => user(format!("another run is writing to {}: choose another folder for --out", shown(path))),
                 _ => cannot("create", path, &error),
             })?;
@@ -156,14 +157,6 @@ impl Drop for Output {
     }
 }
 
-/// What a folder of results is called while it is made.
-fn partial_name(name: &Path) -> OsString {
-    let mut partial = OsString::from(".");
-    partial.push(name);
-    partial.push(".partial");
-    partial
-}
-
 /// What a job's folder is called where the host failed before it signed; no job's name begins with a dot.
 pub(super) fn unsigned_name(name: &str) -> String {
     format!(".{name}.unsigned")
@@ -193,39 +186,6 @@ fn refuse(entries: io::Result<usize>, path: &Path) -> anyhow::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(cannot("use", path, &error)),
     }
-}
-
-/// Makes the partial folder and locks it; `WouldBlock` where another process has it.
-fn claim(parent: &Dir, partial: &OsString) -> io::Result<(Dir, std::fs::File)> {
-    // One at a time in this folder: a fresh one must not be taken for a dead run's before it is locked.
-    let turn = reopened(parent)?.into_std();
-    turn.lock()?;
-    loop {
-        match parent.create_dir(partial) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let stale = parent.open_dir(partial)?;
-                let lock = reopened(&stale)?.into_std();
-                lock.try_lock()?;
-                // Another run may have replaced it between the opening and the lock: then what is there now is alive.
-                if same(&stale, &parent.open_dir(partial)?)? {
-                    parent.remove_dir_all(partial)?;
-                }
-            }
-            Err(error) => return Err(error),
-            Ok(()) => {
-                let dir = parent.open_dir(partial)?;
-                let lock = reopened(&dir)?.into_std();
-                lock.try_lock()?;
-                return Ok((dir, lock));
-            }
-        }
-    }
-}
-
-/// Whether two handles are of one folder.
-fn same(a: &Dir, b: &Dir) -> io::Result<bool> {
-    let identity = |dir: &Dir| dir.dir_metadata().map(|found| (found.dev(), found.ino()));
-    Ok(identity(a)? == identity(b)?)
 }
 
 #[cfg(test)]
@@ -363,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn two_runs_do_not_share_a_folder_and_a_dead_runs_is_replaced() {
+    fn two_runs_do_not_share_a_folder_and_a_dead_runs_is_set_aside() {
         let (root, paths) = root();
         let path = root.path().join("out");
         let living = Output::create(paths, &path).unwrap();
@@ -373,7 +333,13 @@ mod tests {
         let stale = paths.create_dir_all(&root.path().join(".out.partial")).unwrap();
         stale.write("half", "x").unwrap();
         drop(stale);
-        let output = Output::create(paths, &path).unwrap();
-        assert!(!output.folder().unwrap().dir().exists("half"));
+        for _ in 0..2 {
+            // What the second finds holds nothing, and takes nothing's place.
+            let output = Output::create(paths, &path).unwrap();
+            assert!(!output.folder().unwrap().dir().exists("half"));
+            output.folder().unwrap().file("losses.jsonl").unwrap();
+            output.leave();
+        }
+        assert_eq!(paths.open_dir(&root.path().join(".out.killed")).unwrap().read_to_string("half").unwrap(), "x");
     }
 }

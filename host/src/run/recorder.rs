@@ -107,7 +107,14 @@ mod tests {
     use super::super::display::Display;
     use super::super::output::Folder;
     use super::super::view::View;
-    use super::{EVENTS_MAX, Record, Recorder, channel};
+    use super::{EVENTS_MAX, Listener, Record, Recorder, channel};
+
+    impl Listener {
+        /// Whom nobody hears.
+        pub(in super::super) fn to_nobody() -> Self {
+            channel().0
+        }
+    }
 
     fn event() -> Event {
         Event::Log { level: Level::Info, message: "told".into() }

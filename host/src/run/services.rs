@@ -186,7 +186,81 @@ fn text_refusal(error: &TextError) -> Refusal {
 
 #[cfg(test)]
 mod tests {
-    use super::{check_name, replace};
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use nodus_formats::peft;
+    use nodus_protocol::{AdapterWeights, Digest, LayerSelection, LoraConfig, Module, ModuleWeights, TrunkSlot, channel};
+    use nodus_sandbox::services::{Refusal, Services as _, Trunk};
+
+    use super::super::inputs::{OpenModel, Weights};
+    use super::super::recorder::Listener;
+    use super::super::rows::Rows;
+    use super::{RunServices, check_name, replace};
+    use crate::cli::Dtype;
+    use crate::random::{Recipe, Shape};
+
+    /// A job's services in a folder of their own.
+    fn services(output: cap_std::fs::Dir) -> RunServices {
+        let recipe = Recipe::new(Shape::SmolLm2_135m, 0, Dtype::F32);
+        let config = Arc::new(recipe.config);
+        let digest = Digest::of(b"model");
+        let weights = Weights::Random { dtype: nodus_kernels::DType::F32, seed: 0 };
+        let (name, text_files) = ("theirs".parse().unwrap(), Arc::default());
+        let model = Arc::new(OpenModel { name, config: config.clone(), digest, text: None, text_files, weights });
+        output.write("data", "{\"tokens\":[1,2]}\n").unwrap();
+        let train = Rows::whole("theirdata".parse().unwrap(), Digest::of(b"data"), output.open("data").unwrap());
+        let trunk = Trunk { config, digest, engine: channel(1).0, slot: TrunkSlot(0), text: None };
+        let (given, saved, listener) = (BTreeMap::new(), BTreeMap::new(), Listener::to_nobody());
+        let note: super::Note = Box::new(|_| Ok(()));
+        RunServices { trunk, model, base: "theirs".into(), train, held_out: None, given, output, saved, listener, note }
+    }
+
+    /// 47: whether somebody else has it shows neither in the answer nor in the time that it takes.
+    #[tokio::test]
+    async fn what_another_job_has_is_not_found_as_what_nobody_has() {
+        let roots = [(); 2].map(|()| cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap());
+        let [mut theirs, mut ours] = roots.each_ref().map(|root| services(root.try_clone().unwrap()));
+        let trunk = theirs.trunk().clone();
+        let (rank, layer, module) = (1, 29, Module::QProj);
+        let config = LoraConfig {
+            rank: 1,
+            alpha: 1.0,
+            rslora: false,
+            dropout: 0.0,
+            targets: vec![module],
+            layers: LayerSelection::Last(1),
+            overrides: Vec::new(),
+        };
+        let (a, b) = (vec![0.5; trunk.config.module_in(module)], vec![0.5; trunk.config.module_out(module)]);
+        let weights = AdapterWeights { config, modules: vec![ModuleWeights { layer, module, rank, a, b }] };
+        let saved = theirs.save_artifact(&trunk, "adapter", &weights).await.unwrap();
+        assert_eq!(saved, peft::digest(&peft::write(&weights, "theirs").unwrap()));
+        assert_eq!(*theirs.load_artifact(&trunk, saved).await.unwrap(), weights);
+
+        let mut asked = async |digest: Digest| {
+            let mut best = Duration::MAX;
+            for _ in 0..300 {
+                let began = Instant::now();
+                let Err(Refusal::NotFound(text)) = ours.load_artifact(&trunk, digest).await else { panic!("{digest} was found") };
+                best = best.min(began.elapsed());
+                assert_eq!(text, format!("no adapter {digest} was saved by this job or given to it"));
+            }
+            best
+        };
+        let (there, not) = (asked(saved).await, asked(Digest::of(b"nothing")).await);
+        assert!(there < not * 4 + Duration::from_micros(20) && not < there * 4 + Duration::from_micros(20), "{there:?} and {not:?}");
+        for (there, not) in [("theirs", "nobodys"), ("theirdata", "nodata"), ("/etc/passwd", "/etc/nothing")] {
+            let mut answers = Vec::new();
+            for word in [there, not] {
+                let Err(Refusal::NotFound(trunk)) = ours.open_trunk(word).await else { panic!("{word} was opened") };
+                let Err(Refusal::NotFound(data)) = ours.rows(word).map(drop) else { panic!("{word} was opened") };
+                answers.push((trunk.replace(word, "WORD"), data.replace(word, "WORD")));
+            }
+            assert_eq!(answers[0], answers[1]);
+        }
+    }
 
     #[test]
     fn adapters_cannot_take_the_names_of_the_runs_own_files() {

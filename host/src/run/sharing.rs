@@ -3,10 +3,11 @@
 //! Figures only: no result depends on them.
 
 use nodus_engine::Counts;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Counts of all engines of a run. Times are the engine's own thread's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Sharing {
     /// Passes run.
     pub(crate) passes: u64,
@@ -33,7 +34,7 @@ pub(crate) struct Sharing {
 }
 
 /// How much the reuse of trunk activations can speed a run up.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Reuse {
     /// T: seconds below the cut for one batch, were it computed each time.
     pub(crate) trunk_seconds_per_batch: f64,
@@ -47,20 +48,59 @@ pub(crate) struct Reuse {
 
 #[expect(clippy::cast_precision_loss, reason = "figures to be read")]
 impl Sharing {
+    /// What one engine did.
+    pub(crate) fn of(counts: &Counts) -> Self {
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        Self {
+            passes: counts.passes,
+            batches: counts.members,
+            rows: counts.rows,
+            row_halves: counts.row_halves,
+            row_halves_shared: counts.row_halves_spared,
+            trunk_cache_hits: counts.trunk_cache.hits,
+            trunk_cache_misses: counts.trunk_cache.misses,
+            trunk_seconds: seconds(counts.trunk_ns),
+            above_seconds: seconds(counts.above_ns),
+            optimiser_seconds: seconds(counts.step_ns),
+            forming_seconds: seconds(counts.forming_ns),
+        }
+    }
+
+    /// What was done after `before`, of the same engine.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        Self {
+            passes: self.passes - before.passes,
+            batches: self.batches - before.batches,
+            rows: self.rows - before.rows,
+            row_halves: self.row_halves - before.row_halves,
+            row_halves_shared: self.row_halves_shared - before.row_halves_shared,
+            trunk_cache_hits: self.trunk_cache_hits - before.trunk_cache_hits,
+            trunk_cache_misses: self.trunk_cache_misses - before.trunk_cache_misses,
+            trunk_seconds: self.trunk_seconds - before.trunk_seconds,
+            above_seconds: self.above_seconds - before.above_seconds,
+            optimiser_seconds: self.optimiser_seconds - before.optimiser_seconds,
+            forming_seconds: self.forming_seconds - before.forming_seconds,
+        }
+    }
+
+    /// Adds what others did.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.passes += other.passes;
+        self.batches += other.batches;
+        self.rows += other.rows;
+        self.row_halves += other.row_halves;
+        self.row_halves_shared += other.row_halves_shared;
+        self.trunk_cache_hits += other.trunk_cache_hits;
+        self.trunk_cache_misses += other.trunk_cache_misses;
+        self.trunk_seconds += other.trunk_seconds;
+        self.above_seconds += other.above_seconds;
+        self.optimiser_seconds += other.optimiser_seconds;
+        self.forming_seconds += other.forming_seconds;
+    }
+
     /// Adds what one engine did.
     pub(crate) fn add(&mut self, counts: &Counts) {
-        let seconds = |ns: u64| ns as f64 / 1e9;
-        self.passes += counts.passes;
-        self.batches += counts.members;
-        self.rows += counts.rows;
-        self.row_halves += counts.row_halves;
-        self.row_halves_shared += counts.row_halves_spared;
-        self.trunk_cache_hits += counts.trunk_cache.hits;
-        self.trunk_cache_misses += counts.trunk_cache.misses;
-        self.trunk_seconds += seconds(counts.trunk_ns);
-        self.above_seconds += seconds(counts.above_ns);
-        self.optimiser_seconds += seconds(counts.step_ns);
-        self.forming_seconds += seconds(counts.forming_ns);
+        self.merge(&Self::of(counts));
     }
 
     /// The bound by what was measured in a sweep, `sequences` being those of all batches of all members. None where nothing ran, and

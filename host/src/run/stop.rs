@@ -2,11 +2,16 @@
 //!
 //! Decides nothing about what is kept.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::io;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use anyhow::Context as _;
 use nodus_sandbox::StopFlag;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+
+use super::display::{Display, say};
+use crate::error::Ending;
 
 /// What was asked of the jobs of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,14 +22,42 @@ enum Wish {
 }
 
 /// Reaches every job of a run.
-pub(super) struct Stopper {
+pub(crate) struct Stopper {
     wish: watch::Sender<Wish>,
     flags: Mutex<Vec<StopFlag>>,
+    /// Where the user is told; standard error until there is a display.
+    display: OnceLock<Display>,
 }
 
 impl Stopper {
-    pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { wish: watch::Sender::new(Wish::GoOn), flags: Mutex::default() })
+    /// Hears interrupts from now on, on a thread of its own.
+    ///
+    /// # Errors
+    /// Ours: the system has no thread left.
+    pub(crate) fn listen() -> anyhow::Result<Arc<Self>> {
+        let stopper = Arc::new(Self::new());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().context("starting to listen to interrupts")?;
+        // Before this returns, since an interrupt without a handler ends the process.
+        let interrupts = runtime.block_on(async { Interrupts::listen() }).context("listening to interrupts")?;
+        let listener = stopper.clone();
+        let work = move || runtime.block_on(listener.obey(interrupts));
+        std::thread::Builder::new().name("interrupts".into()).spawn(work).context("starting to listen to interrupts")?;
+        Ok(stopper)
+    }
+
+    fn new() -> Self {
+        Self { wish: watch::Sender::new(Wish::GoOn), flags: Mutex::default(), display: OnceLock::new() }
+    }
+
+    /// From now on the user is told here.
+    pub(super) fn tell_on(&self, display: Display) {
+        // A run has one display.
+        drop(self.display.set(display));
+    }
+
+    /// Whether no job is to start any more.
+    pub(super) fn is_asked(&self) -> bool {
+        *self.wish.borrow() != Wish::GoOn
     }
 
     /// The flag of a job that is about to start; none where no more are to start.
@@ -52,15 +85,35 @@ impl Stopper {
         flags.iter().for_each(StopFlag::request);
     }
 
-    /// Waits for an interrupt, twice, and passes it on; `note` shows a line.
-    pub(super) async fn obey_interrupts(&self, note: impl Fn(&str)) {
-        // Without handlers an interrupt ends the process as it always does.
-        let Ok(mut interrupts) = Interrupts::listen() else { return };
+    /// Waits for an interrupt, twice, and passes it on.
+    async fn obey(self: Arc<Self>, mut interrupts: Interrupts) {
         interrupts.next().await;
         self.stop();
-        note("stopping after the steps under way; Ctrl-C again ends at once, unsaved");
+        self.note(if self.has_jobs() {
+            "stopping after the steps under way; Ctrl-C again ends at once, unsaved"
+        } else {
+            "stopping before any job starts; Ctrl-C again ends at once"
+        });
         interrupts.next().await;
         self.wish.send_replace(Wish::End);
+        if !self.has_jobs() {
+            // Nobody waits for the wish yet, and there is nothing to save.
+            std::process::exit(Ending::Interrupted.exit_code().into());
+        }
+    }
+
+    fn has_jobs(&self) -> bool {
+        !self.flags.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// On a thread of its own: a terminal that is paused takes no line, and the second interrupt must be heard all the same.
+    fn note(self: &Arc<Self>, text: &'static str) {
+        let stopper = self.clone();
+        let tell = move || match stopper.display.get() {
+            Some(display) => display.note(text),
+            None => say(&mut io::stderr(), text),
+        };
+        drop(std::thread::Builder::new().name("note".into()).spawn(tell));
     }
 }
 
@@ -68,7 +121,7 @@ impl Stopper {
 struct Interrupts([Signal; 3]);
 
 impl Interrupts {
-    fn listen() -> std::io::Result<Self> {
+    fn listen() -> io::Result<Self> {
         Ok(Self([signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?, signal(SignalKind::hangup())?]))
     }
 

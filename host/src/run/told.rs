@@ -40,6 +40,15 @@ pub(super) fn one(output: &Output, post: &Post, fared: &Fared, verdict: &Verdict
     }
 }
 
+/// A run that was interrupted before any job could start.
+///
+/// # Errors
+/// Ours: standard output.
+pub(super) fn not_begun(out: &mut dyn Write) -> anyhow::Result<Ending> {
+    say(out, &["cancelled: nothing was kept, since no step was taken".to_owned()])?;
+    Ok(Ending::Interrupted)
+}
+
 fn success(fared: &Fared, verdict: &Verdict, is_stopped: bool, kept: String) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(figures) = fared.figures() {
@@ -49,7 +58,9 @@ fn success(fared: &Fared, verdict: &Verdict, is_stopped: bool, kept: String) -> 
         lines.extend(Source::ALL.into_iter().filter_map(|data| evaluated(figures, data)));
     }
     lines.push(kept);
-    if matches!(&verdict.kept, Kept::All(adapters) if !adapters.iter().any(|name| name == ADAPTER)) {
+    // A job that only evaluates has none to save.
+    let has_trained = fared.figures().is_some_and(|figures| figures.steps > 0);
+    if has_trained && matches!(&verdict.kept, Kept::All(adapters) if !adapters.iter().any(|name| name == ADAPTER)) {
         lines.push("the job saved no adapter named `adapter`".to_owned());
     }
     lines

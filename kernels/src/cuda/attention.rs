@@ -91,7 +91,7 @@ pub(super) fn forward(
     arguments.out = device.read("out", out, Use::Activation);
     arguments.lse = device.read("lse", lse, Use::State);
     let kernel = device.kernels.attention(shape.head_dim, "attention");
-    let grid = [q_rows.rows() / tiling.tile, shape.heads, 1];
+    let grid = [q_rows.rows() / tiling.tile * shape.heads, 1, 1];
     let access = Access { reads: &[arguments.q, arguments.k, arguments.v], writes: &[arguments.out, arguments.lse] };
     // SAFETY: `Arguments` is attention.cuh's struct; blocks cover tiles x heads with the threads and shared memory it was compiled for; sizes
     // and positions were checked; out and lse are the only buffers written.
@@ -131,11 +131,11 @@ pub(super) fn backward(
     let access = Access { reads: &[out, dout], writes: &[delta] };
     // SAFETY: as in `forward`; one block a row; the scratch holds a number a row and head.
     unsafe { device.launch(delta_kernel, [q_rows.rows(), 1, 1], 256, 0, &arguments, access) }?;
-    let grid = [q_rows.rows() / tiling.tile, shape.heads, 1];
+    let grid = [q_rows.rows() / tiling.tile * shape.heads, 1, 1];
     let access = Access { reads: &[q, k, v, lse, dout, delta], writes: &[dq] };
     // SAFETY: as in `forward`; dq is the only buffer written.
     unsafe { device.launch(dq_kernel, grid, threads, tiling.backward_bytes, &arguments, access) }?;
-    let grid = [kv_rows.rows() / tiling.tile, shape.heads, 1];
+    let grid = [kv_rows.rows() / tiling.tile * shape.heads, 1, 1];
     let written = if parts { [dk_parts, dv_parts] } else { [dk, dv] };
     let access = Access { reads: &[q, k, v, lse, dout, delta], writes: &written };
     // SAFETY: as in `forward`; dk and dv, or the scratch for a part a query head, are the only memory written.

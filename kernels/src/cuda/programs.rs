@@ -94,7 +94,7 @@ impl Tiling {
         let bytes = |tiles: usize| tiles * tile * (wide + pad) * precision.bytes();
         let (forward, backward) = match precision {
             Precision::F32 => (bytes(3), bytes(4)),
-            Precision::Bf16 => (bytes(5), bytes(if wide <= 64 { 6 } else { 4 })),
+            Precision::Bf16 => (bytes(4), bytes(if wide <= 64 { 6 } else { 4 })),
         };
         let probabilities = if precision == Precision::F32 { tile * (tile + pad) * precision.bytes() } else { 0 };
         Self { tile, forward_bytes: (forward + probabilities) as u32, backward_bytes: (backward + probabilities) as u32 }

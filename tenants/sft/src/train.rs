@@ -17,7 +17,8 @@ pub(crate) fn train(job: Job, params: Params) -> Result<()> {
     let data = open_data(&job, &trunk, &params)?;
 
     held_out.evaluate(&job, &adapter, 0)?;
-    let taken = train_steps(&job, &params, &adapter, &data, &mut held_out)?;
+    // The first evaluation may have been what was cut short.
+    let taken = if job.should_stop() { 0 } else { train_steps(&job, &params, &adapter, &data, &mut held_out)? };
     if job.should_stop() {
         job.warn(format!("asked to stop: the adapter is kept as it was after step {taken}"));
     } else {

@@ -4,6 +4,7 @@
 
 mod connect;
 mod grants;
+mod seen;
 mod serve;
 
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! The engine's end of a connection: passes on what the client may ask, and answers.
+//! The engine's end of a connection: passes on what the client may ask, answers, and remembers the answers that count.
 //!
 //! Never leaves anything of the client's jobs on the engine when the connection ends, however it ends.
 
@@ -6,7 +6,7 @@ use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::grants::{Breach, Grants};
+use super::grants::{Breach, Checked, Grants};
 use super::{Call, Return};
 use crate::client::Client;
 use crate::frame::{FrameError, FrameReader, FrameWriter};
@@ -55,19 +55,25 @@ async fn accept<R: AsyncRead + Unpin>(
     tasks: &mut JoinSet<()>,
 ) -> Result<(), WireError> {
     while let Some(Call { id, command }) = reader.next().await? {
-        if !grants.check(&command)? {
-            continue;
-        }
+        let expected = match grants.check(&command)? {
+            Checked::Pass(expected) => expected,
+            Checked::PassOver => continue,
+        };
+        grants.room(expected).await;
         while tasks.len() > UNANSWERED_MAX {
             tasks.join_next().await;
         }
         let pending = engine.send(command).await;
-        let answers = answers.clone();
+        let (answers, grants) = (answers.clone(), grants.clone());
         tasks.spawn(async move {
             let reply = match pending {
                 Ok(pending) => pending.await,
                 Err(error) => Err::<_, EngineError>(error),
             };
+            if let Some(expected) = expected {
+                // First, so that it is known when the client tells it.
+                grants.answered(expected, &reply);
+            }
             // The client is gone only with its connection.
             drop(answers.send(Return { id, reply }).await);
         });

@@ -79,6 +79,15 @@ pub enum Event {
         /// How many.
         bytes: u64,
     },
+    /// A job ended without a receipt, or was refused.
+    JobFailed {
+        /// The job.
+        job: String,
+        /// Whose it is.
+        tenant: String,
+        /// Why, by a name that never changes: of the limit, the fault or the refusal.
+        code: String,
+    },
 }
 
 /// What became of an adapter's bytes.
@@ -104,11 +113,13 @@ pub enum Kind {
     Receipt,
     /// [`Event::AdapterBytes`].
     AdapterBytes,
+    /// [`Event::JobFailed`].
+    JobFailed,
 }
 
 impl Kind {
     /// All there are.
-    pub const ALL: [Self; 3] = [Self::KeyCreated, Self::Receipt, Self::AdapterBytes];
+    pub const ALL: [Self; 4] = [Self::KeyCreated, Self::Receipt, Self::AdapterBytes, Self::JobFailed];
 
     /// As the ledger writes it.
     #[must_use]
@@ -117,6 +128,7 @@ impl Kind {
             Self::KeyCreated => "key_created",
             Self::Receipt => "receipt",
             Self::AdapterBytes => "adapter_bytes",
+            Self::JobFailed => "job_failed",
         }
     }
 }
@@ -129,7 +141,7 @@ impl fmt::Display for Kind {
 
 /// A text that is no [`Kind`].
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is no kind of entry: expected key_created, receipt or adapter_bytes")]
+#[error("`{0}` is no kind of entry: expected key_created, receipt, adapter_bytes or job_failed")]
 pub struct KindParseError(String);
 
 impl FromStr for Kind {
@@ -148,6 +160,7 @@ impl Event {
             Self::KeyCreated { .. } => Kind::KeyCreated,
             Self::Receipt { .. } => Kind::Receipt,
             Self::AdapterBytes { .. } => Kind::AdapterBytes,
+            Self::JobFailed { .. } => Kind::JobFailed,
         }
     }
 
@@ -156,7 +169,7 @@ impl Event {
     pub fn tenant(&self) -> Option<&str> {
         match self {
             Self::KeyCreated { .. } => None,
-            Self::Receipt { tenant, .. } | Self::AdapterBytes { tenant, .. } => Some(tenant),
+            Self::Receipt { tenant, .. } | Self::AdapterBytes { tenant, .. } | Self::JobFailed { tenant, .. } => Some(tenant),
         }
     }
 
@@ -165,7 +178,7 @@ impl Event {
     pub fn job(&self) -> Option<&str> {
         match self {
             Self::KeyCreated { .. } => None,
-            Self::Receipt { job, .. } | Self::AdapterBytes { job, .. } => Some(job),
+            Self::Receipt { job, .. } | Self::AdapterBytes { job, .. } | Self::JobFailed { job, .. } => Some(job),
         }
     }
 }

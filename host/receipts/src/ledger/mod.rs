@@ -1,4 +1,4 @@
-//! The host's ledger: every receipt and every adapter's bytes, one line each, each line bound to the one before.
+//! The host's ledger: every receipt, every job that ended without one and every adapter's bytes, one line each, each bound to the one before.
 //!
 //! Never reads a clock, and never loses a line that [`Ledger::append`] or [`Ledger::seal`] has returned: it is on the disk by then.
 //!

@@ -82,6 +82,8 @@ pub struct Summary {
     pub entries: u64,
     /// Receipts among them.
     pub receipts: u64,
+    /// Jobs among them that ended without one, or were refused.
+    pub jobs_failed: u64,
     /// Adapter bytes among them, by tenant.
     pub adapter_bytes: BTreeMap<String, AdapterBytes>,
     /// A torn last line, which belongs to no entry.
@@ -130,6 +132,7 @@ impl Reader {
             match entry.event {
                 Event::KeyCreated { .. } => {}
                 Event::Receipt { .. } => summary.receipts += 1,
+                Event::JobFailed { .. } => summary.jobs_failed += 1,
                 Event::AdapterBytes { tenant, event, bytes, .. } => summary.adapter_bytes.entry(tenant).or_default().add(event, bytes),
             }
         }

@@ -146,7 +146,7 @@ impl Ledger {
                 self.keys.insert(keyid);
             }
             Event::Receipt { receipt, .. } => self.last_receipt = Some(receipt),
-            Event::AdapterBytes { .. } => {}
+            Event::AdapterBytes { .. } | Event::JobFailed { .. } => {}
         }
     }
 

@@ -38,7 +38,7 @@ pub(super) fn check(statement: &Statement, report: &Report, ledger: &Reader) -> 
                 }
                 last = Some(receipt);
             }
-            Event::KeyCreated { .. } | Event::AdapterBytes { .. } => {}
+            Event::KeyCreated { .. } | Event::AdapterBytes { .. } | Event::JobFailed { .. } => {}
         }
     }
     if !is_found {

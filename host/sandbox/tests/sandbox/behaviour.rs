@@ -120,3 +120,22 @@ async fn a_component_of_another_sandbox_is_our_own_mistake() {
     assert!(matches!(failure(&ran), Failure::CpuTime { .. }), "{:?}", ran.end);
     let _ = sandbox();
 }
+
+/// 25: it ends the task of its job, and nothing else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_of_the_hosts_own_code_ends_its_job_alone() {
+    let alone = Job::new("train 20").run().await;
+    let (job, beside) = (Job::new("step-and-open defect"), Job::new("train 20"));
+    let commands = job.commands.clone();
+    let (broken, beside) = tokio::join!(tokio::spawn(job.run()), tokio::spawn(beside.run()));
+    assert!(broken.unwrap_err().is_panic());
+    assert_eq!(beside.unwrap().events, alone.events);
+    // The engine holds nothing of the job; nobody waits for that, so it may come a moment later.
+    let began = std::time::Instant::now();
+    while commands.lock().unwrap().last().is_none_or(|last| last != "drop-job 3") {
+        assert!(began.elapsed().as_secs() < 30, "{commands:?}");
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    // No lock of the sandbox is poisoned.
+    assert_eq!(Job::new("train 20").run().await.events, alone.events);
+}

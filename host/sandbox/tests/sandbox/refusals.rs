@@ -154,3 +154,25 @@ fn needs_beyond_the_limits_are_refused_before_the_start() {
     let imports_core = component(r#"(import "nodus:gpu/job@0.1.0" (instance (export "m" (core module))))"#, "i32.const 0");
     assert!(matches!(refusal(&parse(&imports_core)), Refusal::UnknownNeeds | Refusal::WrongImport { .. }));
 }
+
+/// 35: wasmtime's register of types has had races of this kind (CVE-2024-47813).
+#[test]
+fn components_are_compiled_and_dropped_on_several_threads_at_once() {
+    let bytes = |n: usize| {
+        let types: String = (0..=n).map(|i| format!("(type (func (param {})))", "i32 ".repeat(i + 1))).collect();
+        parse(&job(&format!("(core module {types})"), "i32.const 0"))
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            scope.spawn(move || {
+                for round in 0..25 {
+                    // Neighbours in time have types in common.
+                    let own = bytes((thread + round) % 6);
+                    let valid = sandbox().validate(&own).unwrap();
+                    assert_eq!(valid.digest(), nodus_protocol::Digest::of(&own));
+                    drop((valid.clone(), valid));
+                }
+            });
+        }
+    });
+}

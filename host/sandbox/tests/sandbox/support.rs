@@ -299,6 +299,7 @@ impl Fake {
 impl Services for Fake {
     async fn open_trunk(&mut self, name: &str) -> Result<Trunk, Refusal> {
         self.wait().await;
+        assert!(name != "defect", "a defect of the host's own code");
         if name == "broken" {
             return Err(Refusal::Internal("/var/lib/nodus/blobs: input/output error".into()));
         }

@@ -23,7 +23,7 @@ pub fn config() -> LoraConfig {
     }
 }
 
-fn adamw(learning_rate: f32) -> Adamw {
+pub fn adamw(learning_rate: f32) -> Adamw {
     Adamw {
         learning_rate,
         beta1: 0.9,
@@ -35,13 +35,13 @@ fn adamw(learning_rate: f32) -> Adamw {
     }
 }
 
-struct Setup {
-    trunk: Trunk,
-    train: Dataset,
-    adapter: Adapter,
+pub struct Setup {
+    pub trunk: Trunk,
+    pub train: Dataset,
+    pub adapter: Adapter,
 }
 
-fn setup() -> Result<Setup, String> {
+pub fn setup() -> Result<Setup, String> {
     let trunk = told(Trunk::open("model"))?;
     let train = told(Dataset::open("train", &trunk, None))?;
     let adapter = told(Adapter::create(&trunk, &config()))?;
@@ -99,6 +99,11 @@ pub fn run(name: &str, argument: &str) -> Result<(), String> {
         }
         "own-batches" => own_batches(),
         "open" => told(Trunk::open(argument)).map(drop),
+        "step-and-open" => {
+            let Setup { train, adapter, .. } = setup()?;
+            drop(told(adapter.train_step(&told(train.batch(&[0]))?, adamw(0.1)))?);
+            told(Trunk::open(argument)).map(drop)
+        }
         "mistakes" => mistakes(),
         "round-trips" => {
             let Setup { train, adapter, .. } = setup()?;

@@ -1,0 +1,209 @@
+//! The processes of one arm: started, made ready, sent off together, and waited for.
+//!
+//! Measures an arm as a whole; a process measures itself.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Instant;
+
+use anyhow::Context as _;
+use serde::de::DeserializeOwned;
+
+use super::arm::{Arm, Company};
+use super::mps::Mps;
+use super::words::{Done, Order, PeerOrder, Ready};
+use super::work::Work;
+use crate::cli::DeviceArgs;
+use crate::process::spawn::program;
+
+/// Where and how workers run.
+pub(super) struct Yard<'a> {
+    pub(super) data_dir: &'a Path,
+    /// Where adapters are kept.
+    pub(super) keep: &'a Path,
+    /// A folder of ours that nobody else looks into.
+    pub(super) private: &'a Path,
+    pub(super) device: DeviceArgs,
+    pub(super) graphs: bool,
+    /// Whether the device is a card.
+    pub(super) on_card: bool,
+    pub(super) peer: Option<Peer>,
+}
+
+/// PyTorch, and what it is given.
+pub(super) struct Peer {
+    pub(super) python: PathBuf,
+    /// As PyTorch calls it.
+    pub(super) device: String,
+    pub(super) dtype: String,
+    /// The model's folder, where it is no recipe.
+    pub(super) folder: Option<PathBuf>,
+    pub(super) recipe: Option<serde_json::Value>,
+}
+
+/// What an arm took.
+pub(super) struct Taken {
+    /// Measured steps alone: of processes one after another the sum.
+    pub(super) steady_seconds: f64,
+    /// From the start of a process to its end: of processes one after another the sum.
+    pub(super) cold_seconds: f64,
+    pub(super) ready: Vec<Ready>,
+    pub(super) done: Vec<Done>,
+}
+
+impl Yard<'_> {
+    /// Runs the jobs as an arm does; `note` hears how far it is.
+    ///
+    /// # Errors
+    /// Ours: a process failed.
+    pub(super) fn run(&self, arm: Arm, work: &Work, mut note: impl FnMut(&str)) -> anyhow::Result<Taken> {
+        let processes = arm.processes(work.jobs);
+        let orders: Vec<Order> = processes
+            .into_iter()
+            .map(|jobs| Order { work: work.clone(), jobs, shares: arm.shares() || arm.keeps(), graphs: self.graphs })
+            .collect();
+        match arm.company() {
+            Company::Alone => self.one_by_one(arm, &orders, &mut note),
+            Company::Together(percentage) => self.together(arm, &orders, percentage, &mut note),
+        }
+    }
+
+    fn one_by_one(&self, arm: Arm, orders: &[Order], note: &mut impl FnMut(&str)) -> anyhow::Result<Taken> {
+        let mut taken = Taken { steady_seconds: 0.0, cold_seconds: 0.0, ready: Vec::new(), done: Vec::new() };
+        for (number, order) in orders.iter().enumerate() {
+            note(&format!("{}: process {} of {}", arm.name(), number + 1, orders.len()));
+            let began = Instant::now();
+            let mut worker = Worker::start(self, arm, order, &[])?;
+            taken.ready.push(worker.ready()?);
+            worker.go()?;
+            let done = worker.done()?;
+            taken.cold_seconds += began.elapsed().as_secs_f64();
+            taken.steady_seconds += done.seconds;
+            taken.done.push(done);
+        }
+        Ok(taken)
+    }
+
+    fn together(&self, arm: Arm, orders: &[Order], percentage: Option<u8>, note: &mut impl FnMut(&str)) -> anyhow::Result<Taken> {
+        note(&format!("{}: {} processes at once", arm.name(), orders.len()));
+        let mps = self.on_card.then(|| Mps::start(self.private.to_owned())).transpose()?;
+        let environment = mps.as_ref().map_or_else(Vec::new, |mps| mps.environment(percentage));
+        let began = Instant::now();
+        let mut workers = orders.iter().map(|order| Worker::start(self, arm, order, &environment)).collect::<anyhow::Result<Vec<_>>>()?;
+        let ready = workers.iter_mut().map(Worker::ready).collect::<anyhow::Result<Vec<_>>>()?;
+        if let Some(mps) = &mps {
+            let ids: Vec<u32> = workers.iter().map(|worker| worker.child.id()).collect();
+            mps.expect_clients(&ids)?;
+        }
+        workers.iter_mut().try_for_each(Worker::go)?;
+        let done = workers.iter_mut().map(Worker::result).collect::<anyhow::Result<Vec<_>>>()?;
+        // All went at once, so that the slowest process's time is that of all.
+        let steady_seconds = done.iter().map(|done| done.seconds).fold(0.0, f64::max);
+        workers.into_iter().try_for_each(Worker::end)?;
+        Ok(Taken { steady_seconds, cold_seconds: began.elapsed().as_secs_f64(), ready, done })
+    }
+}
+
+/// One process.
+struct Worker {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Worker {
+    /// Starts a process with its order.
+    fn start(yard: &Yard<'_>, arm: Arm, order: &Order, environment: &[(&str, String)]) -> anyhow::Result<Self> {
+        let (mut command, order) = match (arm.peer(), &yard.peer) {
+            (None, _) => (Self::ours(yard, arm)?, serde_json::to_string(order)?),
+            (Some(mode), Some(peer)) => (peer.command(), serde_json::to_string(&peer.order(order, mode))?),
+            (Some(_), None) => anyhow::bail!("an arm of PyTorch without a Python"),
+        };
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = child.with_context(|| format!("starting {}", command.get_program().to_string_lossy()))?;
+        let (input, output) = (child.stdin.take().context("a worker's input")?, child.stdout.take().context("a worker's output")?);
+        let mut worker = Self { child, input, output: BufReader::new(output) };
+        worker.say(&order)?;
+        Ok(worker)
+    }
+
+    /// This program, to work with the device's options.
+    fn ours(yard: &Yard<'_>, arm: Arm) -> anyhow::Result<Command> {
+        let mut command = Command::new(program().context("finding this program")?);
+        command.arg("--data-dir").arg(yard.data_dir).args(["bench", "worker", "--keep"]).arg(yard.keep);
+        let DeviceArgs { device, dtype, threads, trunk_cache, memory } = yard.device;
+        // Without a word the engine keeps what fits; an arm that keeps nothing says so.
+        let cache = if arm.keeps() { trunk_cache } else { Some(0) };
+        let options = [
+            ("--device", device.map(|device| device.to_string())),
+            ("--dtype", dtype.map(|dtype| dtype.to_string())),
+            ("--threads", threads.map(|threads| threads.to_string())),
+            ("--trunk-cache", cache.map(|bytes| bytes.to_string())),
+            ("--memory", memory.map(|bytes| bytes.to_string())),
+        ];
+        for (name, value) in options.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+            command.args([name, &value]);
+        }
+        Ok(command)
+    }
+
+    fn say(&mut self, line: &str) -> anyhow::Result<()> {
+        writeln!(self.input, "{line}").and_then(|()| self.input.flush()).context("telling a worker process")
+    }
+
+    fn hear<T: DeserializeOwned>(&mut self) -> anyhow::Result<T> {
+        let mut line = String::new();
+        let read = self.output.read_line(&mut line).context("listening to a worker process")?;
+        anyhow::ensure!(read > 0, "a worker process ended early; what it said stands above");
+        serde_json::from_str(&line).context("a worker process said something else than was expected")
+    }
+
+    fn ready(&mut self) -> anyhow::Result<Ready> {
+        self.hear()
+    }
+
+    fn go(&mut self) -> anyhow::Result<()> {
+        self.say("go")
+    }
+
+    fn result(&mut self) -> anyhow::Result<Done> {
+        self.hear()
+    }
+
+    fn end(mut self) -> anyhow::Result<()> {
+        let status = self.child.wait().context("waiting for a worker process")?;
+        anyhow::ensure!(status.success(), "a worker process ended with {status}");
+        Ok(())
+    }
+
+    fn done(mut self) -> anyhow::Result<Done> {
+        let done = self.result()?;
+        self.end()?;
+        Ok(done)
+    }
+}
+
+impl Peer {
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.python);
+        command.arg("-c").arg(include_str!("peer.py"));
+        command
+    }
+
+    fn order<'a>(&'a self, order: &'a Order, mode: &'a str) -> PeerOrder<'a> {
+        let Self { device, dtype, folder, recipe, .. } = self;
+        PeerOrder { work: &order.work, jobs: &order.jobs, mode, device, dtype, folder: folder.as_deref(), recipe: recipe.as_ref() }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // After a failure of another; one that ended is not touched.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            drop(self.child.kill());
+            drop(self.child.wait());
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! `bench`: the same jobs run in every way, each way's bits held against the dedicated one's, times in a table and in two files.
+//!
+//! Never prints a ratio of a row whose bits were not equal.
+
+pub(crate) mod arm;
+mod compare;
+mod fleet;
+mod html;
+mod mps;
+mod published;
+mod report;
+mod table;
+mod words;
+mod work;
+mod worker;
+
+use std::io::{BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::Context as _;
+
+use crate::app::Surroundings;
+use crate::cli::{BenchArgs, BenchMode, Dtype};
+use crate::error::{Ending, user};
+use crate::machine::unix_ms;
+use crate::paths::{Paths, shown};
+use crate::random;
+use crate::run::choice::{Chosen, choose};
+use crate::run::inputs::{OpenModel, Weights};
+use crate::store::{Store, write_synced};
+use arm::Arm;
+use fleet::{Peer, Yard};
+use report::{FORMAT, Ledger, Report, Setting};
+use work::{Kind, Work};
+
+/// Largest report that is read.
+const REPORT_BYTES_MAX: u64 = 256 << 20;
+
+/// Measures, or holds two measurements against each other.
+///
+/// # Errors
+/// The user's: what is asked for cannot be done, bits differ, or B is slower than A. Ours: a process failed.
+pub(crate) fn run(
+    store: &Store,
+    surroundings: &Surroundings,
+    data_dir: &Path,
+    mode: &BenchMode,
+    out: &mut dyn Write,
+) -> anyhow::Result<Ending> {
+    match mode {
+        BenchMode::Sweep(args) => {
+            measure(store, surroundings, data_dir, &Asked { kind: Kind::Sweep, args, python: None, tolerance: None }, out)
+        }
+        BenchMode::Tenants(args) => {
+            measure(store, surroundings, data_dir, &Asked { kind: Kind::Tenants, args, python: None, tolerance: None }, out)
+        }
+        BenchMode::Peer { python, tenants, tolerance, args } => {
+            let kind = if *tenants { Kind::Tenants } else { Kind::Sweep };
+            measure(store, surroundings, data_dir, &Asked { kind, args, python: Some(python), tolerance: *tolerance }, out)
+        }
+        BenchMode::Worker { device, keep } => {
+            worker::work((store, surroundings), *device, keep, &mut BufReader::new(std::io::stdin()), out)?;
+            Ok(Ending::Done)
+        }
+        BenchMode::Compare { a, b, tolerance } => hold_against(surroundings.paths, (a, b), *tolerance, out),
+    }
+}
+
+/// A measurement as it was asked for.
+struct Asked<'a> {
+    kind: Kind,
+    args: &'a BenchArgs,
+    /// Where PyTorch is measured too.
+    python: Option<&'a Path>,
+    tolerance: Option<f64>,
+}
+
+fn measure(store: &Store, surroundings: &Surroundings, data_dir: &Path, asked: &Asked<'_>, out: &mut dyn Write) -> anyhow::Result<Ending> {
+    let Asked { kind, args, python, .. } = *asked;
+    let paths = surroundings.paths;
+    let model = OpenModel::open(store, &args.model)?;
+    let chosen = choose(store, surroundings, (args.device.device, args.device.dtype), std::iter::once(&model))?;
+    let on_card = matches!(chosen, Chosen::Cuda(_));
+    let work = work(kind, args, &model)?;
+    let arms = arms(args, &work, python.is_some(), on_card)?;
+    let folder = folder(paths, &args.out)?;
+    let private = folder.join(".mps");
+    let keep = folder.join("adapters");
+    for made in [&private, &keep] {
+        paths.create_dir_all(made)?;
+    }
+    let peer = python.map(|python| peer(store, data_dir, python, &model, &chosen)).transpose()?;
+    let tolerance = asked.tolerance.unwrap_or(if chosen.dtype() == Dtype::Bf16 { 5e-2 } else { 1e-3 });
+    let yard = Yard { peer, data_dir, keep: &keep, private: &private, device: args.device, graphs: !args.no_graphs, on_card };
+    let note = |text: &str| tracing::debug!("{text}");
+    let mut setting = setting(&work, args, &model, chosen.name())?;
+    let mut rows = Vec::new();
+    for arm in arms {
+        say(&format!("{} ...", arm.name()));
+        let taken = yard.run(arm, &work, note).with_context(|| format!("running the arm `{}`", arm.name()))?;
+        if let (true, Some(ready)) = (rows.is_empty(), taken.ready.first()) {
+            setting.device_class.clone_from(&ready.class);
+            setting.device.clone_from(&ready.device);
+        }
+        let mut ledger = Ledger { work: &work, setting: &setting, on_card, tolerance, rows };
+        ledger.enter(arm, taken);
+        rows = ledger.rows;
+    }
+    let command = format!("nodus-host bench {}", if kind == Kind::Sweep { "sweep" } else { "tenants" });
+    let (format, version) = (FORMAT.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    let report = Report { format, version, command, unix_ms: unix_ms(), work, setting, rows };
+    let dir = paths.open_dir(&folder)?;
+    dir.remove_dir_all(".mps").context("removing the MPS daemon's folder")?;
+    write_synced(&dir, "report.json", &serde_json::to_vec_pretty(&report)?)?;
+    write_synced(&dir, "report.html", html::page(&report).as_bytes())?;
+    for line in table::lines(&report) {
+        writeln!(out, "{line}").context("writing to standard output")?;
+    }
+    writeln!(out, "kept in {}: report.json, report.html, adapters/", shown(&args.out)).context("writing to standard output")?;
+    let failed: Vec<&str> = report.rows.iter().filter(|row| !row.check.passed()).map(|row| row.arm.name()).collect();
+    if failed.is_empty() { Ok(Ending::Done) } else { Err(user(format!("bits differ from the dedicated arm's in: {}", failed.join(", ")))) }
+}
+
+fn say(text: &str) {
+    drop(writeln!(std::io::stderr(), "{text}"));
+}
+
+fn work(kind: Kind, args: &BenchArgs, model: &OpenModel) -> anyhow::Result<Work> {
+    let number = |number: usize| u32::try_from(number).map_err(|_| user(format!("{number} is too many")));
+    let length = args.shape.length;
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a length")]
+    let labelled = ((length as f64 * args.labelled).round() as usize).clamp(1, length);
+    let work = Work {
+        kind,
+        model: args.model.to_string(),
+        layers: args.layers.0.clone(),
+        jobs: number(args.jobs.get())?,
+        sequences: args.shape.sequences,
+        length,
+        labelled,
+        batches: number(args.batches.get())?,
+        epochs: number(args.epochs.get())?,
+        warmup: args.warmup,
+        rank: number(args.rank.get())?,
+        seed: args.seed,
+    };
+    // What does not fit the model is said before any process starts.
+    work.step(&model.config, 0, 0).map_err(|error| user(format!("{error}")))?;
+    Ok(work)
+}
+
+/// The arms that are wanted, in their order; the dedicated one always.
+fn arms(args: &BenchArgs, work: &Work, with_peers: bool, on_card: bool) -> anyhow::Result<Vec<Arm>> {
+    let peers = Arm::PEERS.into_iter().filter(|_| with_peers);
+    let wanted = |arm: &Arm| match args.arms.as_slice() {
+        [] if with_peers => *arm == Arm::Dedicated || arm.peer().is_some() && (on_card || *arm == Arm::TorchEager),
+        [] => work.epochs > 1 || !arm.keeps(),
+        named => *arm == Arm::Dedicated || named.contains(arm),
+    };
+    let arms: Vec<Arm> = Arm::OURS.into_iter().chain(peers).filter(wanted).collect();
+    if let Some(arm) = args.arms.iter().find(|arm| !arms.contains(arm)) {
+        return Err(user(format!("the arm `{}` is PyTorch's: it is measured by `bench peer`", arm.name())));
+    }
+    if let Some(arm) = arms.iter().find(|arm| arm.needs_card() && !on_card) {
+        return Err(user(format!("the arm `{}` needs a card", arm.name())));
+    }
+    if work.epochs == 1 && arms.iter().any(|arm| arm.keeps()) {
+        return Err(user("an arm with a trunk cache has nothing to keep in one epoch: give --epochs 2 or more, or leave it out of --arms"));
+    }
+    Ok(arms)
+}
+
+/// What PyTorch is given: the model's folder, or the recipe that its weights follow from.
+fn peer(store: &Store, data_dir: &Path, python: &Path, model: &OpenModel, chosen: &Chosen) -> anyhow::Result<Peer> {
+    let probe = Command::new(python).args(["-c", "import torch, transformers, peft"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if !probe.is_ok_and(|status| status.success()) {
+        let text = "cannot be started, or does not have torch, transformers and peft; another Python is given with --python";
+        return Err(user(format!("{} {text}", shown(python))));
+    }
+    let (dir, _) = store.model(&model.name)?;
+    let recipe = match &model.weights {
+        Weights::Random { .. } => Some(serde_json::from_slice(&dir.read(random::FILE).context("reading the model's recipe")?)?),
+        Weights::Mapped(_) => None,
+    };
+    let folder = recipe.is_none().then(|| data_dir.join("models").join(model.name.as_str()));
+    Ok(Peer {
+        python: python.to_owned(),
+        device: chosen.ordinal().map_or("cpu".to_owned(), |number| format!("cuda:{number}")),
+        dtype: chosen.dtype().to_string(),
+        folder,
+        recipe,
+    })
+}
+
+/// The folder of the results, made.
+fn folder(paths: Paths, path: &Path) -> anyhow::Result<PathBuf> {
+    paths.create_dir_all(path)?;
+    if paths.entries(path).with_context(|| format!("listing {}", shown(path)))? > 0 {
+        return Err(user(format!("{} exists and is not empty: choose another folder for --out", shown(path))));
+    }
+    Ok(path.to_owned())
+}
+
+fn setting(work: &Work, args: &BenchArgs, model: &OpenModel, device: String) -> anyhow::Result<Setting> {
+    let owners = if work.kind == Kind::Sweep { 1 } else { work.jobs };
+    let jobs = || 0..work.jobs;
+    Ok(Setting {
+        title: work.title(),
+        model_digest: model.digest,
+        data_digests: (0..owners).map(|job| work.data_digest(&model.config, job)).collect::<Result<_, _>>()?,
+        cohorts: if work.kind == Kind::Sweep { vec![jobs().collect()] } else { jobs().map(|job| vec![job]).collect() },
+        learning_rates: jobs().map(|job| work.learning_rate(job)).collect(),
+        ranks: jobs().map(|job| work.rank(job)).collect(),
+        adapter_seeds: jobs().map(|job| work.adapter_seed(job)).collect(),
+        unit: "a token position trained on by one job".to_owned(),
+        units: work.positions(),
+        warmup_units: work.warmup_positions(),
+        price_per_hour: args.price,
+        host: args.label.to_string(),
+        device,
+        device_class: std::collections::BTreeMap::new(),
+        graphs: !args.no_graphs,
+    })
+}
+
+fn hold_against(paths: Paths, (a, b): (&Path, &Path), tolerance: f64, out: &mut dyn Write) -> anyhow::Result<Ending> {
+    let read = |path: &Path| -> anyhow::Result<Report> {
+        let text = paths.read(path, REPORT_BYTES_MAX)?;
+        serde_json::from_slice(&text).map_err(|error| user(format!("{} is no report of `bench`: {error}", shown(path))))
+    };
+    let changes = compare::compare(&read(a)?, &read(b)?, tolerance)?;
+    for change in &changes {
+        writeln!(out, "{}", change.line()).context("writing to standard output")?;
+    }
+    let slower: Vec<&str> = changes.iter().filter(|change| change.is_regression).map(|change| change.arm.as_str()).collect();
+    if slower.is_empty() { Ok(Ending::Done) } else { Err(user(format!("slower by more than {tolerance} %: {}", slower.join(", ")))) }
+}

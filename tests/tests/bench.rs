@@ -1,0 +1,93 @@
+//! `bench` from outside, on a tiny model and the CPU: every arm, its check, its files.
+//!
+//! Asserts no time: those are the machine's.
+#![expect(clippy::disallowed_methods, reason = "tests work on real folders, as a user does")]
+#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+use nodus_tests::{Host, golden};
+use serde_json::Value;
+
+fn prepared() -> Host {
+    let host = Host::new();
+    host.ok(["model", "import", golden("models/llama").to_str().unwrap(), "--name", "tiny", "--no-tokenizer"]);
+    host
+}
+
+fn args(host: &Host, kind: &str, out: &str, more: &[&str]) -> Vec<String> {
+    let out = host.path(out);
+    let fixed = ["bench", kind, "--model", "tiny", "--shape", "2x12", "--batches", "2", "--warmup", "2", "--rank", "4", "--device", "cpu"];
+    fixed.iter().chain(more).chain(&["--out", out.to_str().unwrap()]).map(|word| (*word).to_owned()).collect()
+}
+
+fn report(host: &Host, out: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(host.path(out).join("report.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn every_arm_of_a_sweep_is_bit_equal_to_the_dedicated_one() {
+    let host = prepared();
+    let told = host.ok(args(&host, "sweep", "out", &["--jobs", "3", "--epochs", "2", "--layers", "last:1", "--labelled", "0.5"]));
+    assert!(told.contains("equal (3 of 3)") && !told.contains("FAILED"), "{told}");
+    let report = report(&host, "out");
+    let rows = report["rows"].as_array().unwrap();
+    let arms: Vec<&str> = rows.iter().map(|row| row["arm"].as_str().unwrap()).collect();
+    assert_eq!(arms, ["dedicated", "dedicated-cache", "stock-mps", "mps100", "packed", "fused", "fused-cache"]);
+    for row in rows {
+        // Two steps of warm-up, two epochs of two batches.
+        assert!(row["jobs"].as_array().unwrap().iter().all(|job| job["loss_bits"].as_array().unwrap().len() == 6), "{row}");
+        assert_eq!(row["audit"], "not audited");
+        assert!(row["ratio"].as_f64().is_some() && row["sm_activity"].is_null(), "{row}");
+    }
+    // Of three members' batches the trunk was computed for one, and with the cache in one of two epochs.
+    let (packed, fused, cached) = (&rows[4]["sharing"], &rows[5]["sharing"], &rows[6]["sharing"]);
+    assert_eq!(packed["row_halves_shared"], 0, "{packed}");
+    assert!(fused["row_halves_shared"].as_u64().unwrap() > 0 && fused["trunk_cache_hits"] == 0, "{fused}");
+    assert!(cached["trunk_cache_hits"].as_u64().unwrap() > 0, "{cached}");
+    // Members differ from each other, or equality would prove nothing.
+    let jobs = rows[0]["jobs"].as_array().unwrap();
+    assert_ne!(jobs[0]["adapter"], jobs[1]["adapter"]);
+    let kept = std::fs::read_dir(host.path("out/adapters")).unwrap().count();
+    assert_eq!(kept, 3, "equal adapters of all arms are one file");
+    let page = std::fs::read_to_string(host.path("out/report.html")).unwrap();
+    assert!(page.contains("<svg") && !page.contains("http") && !page.contains("<script"), "{page}");
+    assert!(!host.path("out/.mps").exists());
+}
+
+#[test]
+fn tenants_have_their_own_data_seed_and_rank() {
+    let host = prepared();
+    let arms = ["--jobs", "2", "--layers", "all", "--arms", "packed,fused"];
+    let told = host.ok(args(&host, "tenants", "out", &arms));
+    assert!(told.matches("equal (2 of 2)").count() == 3, "{told}");
+    let setting = &report(&host, "out")["setting"];
+    assert_eq!(setting["ranks"], serde_json::json!([4, 2]));
+    assert_ne!(setting["data_digests"][0], setting["data_digests"][1]);
+    let refused = host.refused(2, args(&host, "tenants", "out", &arms));
+    assert!(refused.contains("exists and is not empty"), "{refused}");
+    let refused = host.refused(2, args(&host, "peer", "other", &["--python", "/no/python"]));
+    assert!(refused.contains("does not have torch, transformers and peft"), "{refused}");
+    let refused = host.refused(2, args(&host, "sweep", "other", &["--arms", "torch-eager"]));
+    assert!(refused.contains("`bench peer`"), "{refused}");
+    let refused = host.refused(2, args(&host, "tenants", "other", &["--arms", "fused-cache"]));
+    assert!(refused.contains("give --epochs 2"), "{refused}");
+}
+
+#[test]
+fn reports_are_compared_and_a_slower_one_is_named() {
+    let host = prepared();
+    host.ok(args(&host, "sweep", "out", &["--jobs", "2", "--layers", "last:1", "--arms", "fused"]));
+    let a = host.path("out/report.json");
+    let mut slower = report(&host, "out");
+    let rate = slower["rows"][1]["steady_rate"].as_f64().unwrap();
+    slower["rows"][1]["steady_rate"] = (rate / 2.0).into();
+    let b = host.path("slower.json");
+    std::fs::write(&b, serde_json::to_vec(&slower).unwrap()).unwrap();
+    let (a, b) = (a.to_str().unwrap(), b.to_str().unwrap());
+    host.ok(["bench", "compare", a, a]);
+    let refused = host.refused(2, ["bench", "compare", a, b]);
+    assert!(refused.contains("slower by more than 5 %: fused"), "{refused}");
+    host.ok(["bench", "compare", b, a]);
+    slower["work"]["jobs"] = 3.into();
+    std::fs::write(b, serde_json::to_vec(&slower).unwrap()).unwrap();
+    assert!(host.refused(2, ["bench", "compare", a, b]).contains("other work"));
+}
