@@ -16,7 +16,7 @@ use crate::paths::{Paths, shown};
 use crate::random::Recipe;
 use crate::store::Store;
 use crate::text::bytes;
-use crate::{audit, bench, doctor, guest, import, run};
+use crate::{audit, bench, doctor, engine, guest, import, run};
 
 /// What `main` knows of where the program runs.
 #[derive(Clone)]
@@ -40,6 +40,7 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
     match &cli.mode {
         Mode::Guest(args) => return guest::serve_guests(args).map(|()| Ending::Done),
         Mode::Compile(args) => return guest::serve_compile(args, out).map(|()| Ending::Done),
+        Mode::Engine => return engine::serve(surroundings).map(|()| Ending::Done),
         _ => {}
     }
     let Some(data_dir) = cli.data_dir.as_ref().or(surroundings.data_dir.as_ref()) else {
@@ -83,7 +84,7 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
         Mode::Run(args) => return run::run(&store, surroundings, args, out),
         Mode::Audit(AuditMode::Replay(args)) => return audit::replay(&store, surroundings, args, out),
         Mode::Audit(AuditMode::Ledger(args)) => return audit::ledger(&store, args, out),
-        Mode::Audit(AuditMode::Verify(_)) | Mode::Doctor | Mode::Guest(_) | Mode::Compile(_) => Vec::new(),
+        Mode::Audit(AuditMode::Verify(_)) | Mode::Doctor | Mode::Guest(_) | Mode::Compile(_) | Mode::Engine => Vec::new(),
     };
     for line in said {
         writeln!(out, "{line}").context("writing to standard output")?;

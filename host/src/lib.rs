@@ -9,7 +9,10 @@ mod books;
 pub mod cli;
 pub mod cuda;
 mod doctor;
+mod engine;
 pub mod error;
+#[expect(dead_code, unused_imports, reason = "the service opens it")]
+mod floor;
 mod guest;
 mod import;
 pub mod limits;
@@ -17,6 +20,7 @@ mod machine;
 pub mod manifest;
 pub mod name;
 pub mod paths;
+mod process;
 pub mod random;
 pub mod receipt;
 pub mod run;

@@ -18,7 +18,7 @@ fn resident_kib(pid: u32) -> Option<u64> {
 #[test]
 fn a_thousand_jobs_leave_as_much_memory_as_a_hundred() {
     let host = Host::new();
-    std::fs::write(host.path("tokens"), "{\"tokens\":[1,2,3]}\n").unwrap();
+    std::fs::write(host.path("tokens"), "{\"tokens\":[1,2,3]}\n{\"tokens\":[4,5,6]}\n").unwrap();
     host.ok(["model", "import", golden("models/llama").to_str().unwrap(), "--name", "llama"]);
     host.ok(["data", "put", host.path("tokens").to_str().unwrap(), "--name", "tokens"]);
     let guest = told_guest();

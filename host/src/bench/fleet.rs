@@ -16,7 +16,7 @@ use super::mps::Mps;
 use super::words::{Done, Order, PeerOrder, Ready};
 use super::work::Work;
 use crate::cli::DeviceArgs;
-use crate::guest::program;
+use crate::process::spawn::program;
 
 /// Where and how workers run.
 pub(super) struct Yard<'a> {

@@ -55,6 +55,9 @@ pub enum Mode {
     /// Run strangers' components; started by this program itself
     #[command(hide = true)]
     Guest(GuestArgs),
+    /// Hold a model on a device and train adapters on it; started by this program itself
+    #[command(hide = true)]
+    Engine,
     /// Compile a stranger's component; started by this program itself
     #[command(hide = true)]
     Compile(CompileArgs),

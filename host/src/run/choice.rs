@@ -134,6 +134,14 @@ impl Chosen {
     }
 }
 
+/// Free bytes of a card's memory, less what the driver and the libraries will take.
+///
+/// # Errors
+/// What the driver says.
+pub(crate) fn free_card_bytes(ordinal: usize) -> Result<u64, DeviceError> {
+    free_bytes(ordinal).map(|bytes| bytes.saturating_sub(CARD_RESERVE_BYTES))
+}
+
 impl ChosenCard {
     /// Opens it; all buffers together, but for the weights, get so many bytes.
     ///
@@ -155,7 +163,7 @@ impl ChosenCard {
     /// # Errors
     /// What the driver says.
     pub(super) fn free_bytes(&self) -> Result<u64, DeviceError> {
-        free_bytes(self.card.ordinal).map(|bytes| bytes.saturating_sub(CARD_RESERVE_BYTES))
+        free_card_bytes(self.card.ordinal)
     }
 
     /// What the system adds to what the device says of its class.
