@@ -13,6 +13,8 @@ use crate::steps::{cargo, has_cargo_command, output, root, run, step, target};
 const MEMORY_MIB_MAX: u64 = 4096;
 /// Beyond it one input takes too long.
 const INPUT_SECONDS_MAX: u64 = 30;
+/// Longest input: the smallest model of the tests fits, and larger ones would take the time of thousands of inputs.
+const INPUT_BYTES_MAX: u64 = 40_000;
 
 /// Runs targets for so many seconds each: all of them, or the one named.
 pub(crate) fn run_fuzz(seconds: u64, only: Option<&str>) -> anyhow::Result<()> {
@@ -36,19 +38,15 @@ fn round(name: &str, seconds: u64, sanitizer: &str) -> anyhow::Result<()> {
     std::fs::create_dir_all(&found).with_context(|| format!("creating {}", found.display()))?;
     let mut command = cargo_fuzz("run", sanitizer);
     command.arg(name).arg(found).arg(root().join("fuzz/corpus").join(name));
-    for folder in seeds(name) {
-        command.arg(root().join(folder));
+    // The models of the formats' own tests.
+    if name == "gguf" {
+        command.arg(root().join("host/formats/tests/fixtures"));
     }
     command.arg("--").arg(format!("-max_total_time={seconds}")).arg(format!("-timeout={INPUT_SECONDS_MAX}"));
-    run(command.arg(format!("-rss_limit_mb={MEMORY_MIB_MAX}")).args(["-print_final_stats=1", "-verbosity=0"]))
-}
-
-/// Folders of the repository that hold more to begin with.
-fn seeds(name: &str) -> &'static [&'static str] {
-    match name {
-        "gguf" => &["host/formats/tests/fixtures"],
-        _ => &[],
-    }
+    run(command
+        .arg(format!("-rss_limit_mb={MEMORY_MIB_MAX}"))
+        .arg(format!("-max_len={INPUT_BYTES_MAX}"))
+        .args(["-print_final_stats=1", "-verbosity=0"]))
 }
 
 /// cargo-fuzz on the toolchain that is here: its flags are unstable, and stay out of everything that is shipped.
