@@ -35,18 +35,23 @@ pub(crate) fn run_fuzz(seconds: u64, only: Option<&str>) -> anyhow::Result<()> {
 
 fn round(name: &str, seconds: u64, sanitizer: &str) -> anyhow::Result<()> {
     let found = target().join("fuzz-corpus").join(name);
-    std::fs::create_dir_all(&found).with_context(|| format!("creating {}", found.display()))?;
+    // libFuzzer leaves by `_exit`, and with it whatever a target put into the folder for temporary files.
+    let temporary = target().join("fuzz-temporary");
+    for folder in [&found, &temporary] {
+        std::fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+    }
     let mut command = cargo_fuzz("run", sanitizer);
+    command.env("TMPDIR", &temporary);
     command.arg(name).arg(found).arg(root().join("fuzz/corpus").join(name));
     // The models of the formats' own tests.
     if name == "gguf" {
         command.arg(root().join("host/formats/tests/fixtures"));
     }
     command.arg("--").arg(format!("-max_total_time={seconds}")).arg(format!("-timeout={INPUT_SECONDS_MAX}"));
-    run(command
-        .arg(format!("-rss_limit_mb={MEMORY_MIB_MAX}"))
-        .arg(format!("-max_len={INPUT_BYTES_MAX}"))
-        .args(["-print_final_stats=1", "-verbosity=0"]))
+    command.arg(format!("-rss_limit_mb={MEMORY_MIB_MAX}")).arg(format!("-max_len={INPUT_BYTES_MAX}"));
+    let ended = run(command.args(["-print_final_stats=1", "-verbosity=0"]));
+    std::fs::remove_dir_all(&temporary).with_context(|| format!("removing {}", temporary.display()))?;
+    ended
 }
 
 /// cargo-fuzz on the toolchain that is here: its flags are unstable, and stay out of everything that is shipped.
