@@ -11,7 +11,7 @@ pub mod cuda;
 mod doctor;
 mod engine;
 pub mod error;
-#[expect(dead_code, unused_imports, reason = "the service opens it")]
+#[expect(dead_code, reason = "the service opens it")]
 mod floor;
 mod guest;
 mod import;

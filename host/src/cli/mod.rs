@@ -5,6 +5,7 @@
 mod audit;
 mod bench;
 mod device;
+mod floor;
 mod guest;
 mod run;
 
@@ -15,6 +16,7 @@ use clap::{Parser, Subcommand};
 pub use audit::{AuditMode, LedgerArgs, ReplayArgs, VerifyArgs};
 pub use bench::{BatchShape, BenchArgs, BenchMode, Layers};
 pub use device::{DeviceArgs, DeviceChoice, DeviceChoiceError, Dtype};
+pub use floor::FloorArgs;
 pub use guest::{CompileArgs, GuestArgs, SandboxArgs};
 pub use run::{HeldOutArgs, Lane, RunArgs};
 

@@ -29,6 +29,7 @@ pub(super) enum Wish {
 #[derive(Clone)]
 pub(super) struct Run {
     pub(super) tenant: TenantId,
+    pub(super) cohort: CohortId,
     /// As the schedule sees it.
     pub(super) numbers: Job,
     pub(super) engine: EngineId,
@@ -39,8 +40,8 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub(super) fn new(tenant: TenantId, numbers: Job, engine: EngineId, slot: JobSlot) -> Self {
-        Self { tenant, numbers, engine, slot, counted_ns: 0, wish: Arc::new(watch::Sender::new(Wish::GoOn)) }
+    pub(super) fn new((tenant, cohort): (TenantId, CohortId), numbers: Job, engine: EngineId, slot: JobSlot) -> Self {
+        Self { tenant, cohort, numbers, engine, slot, counted_ns: 0, wish: Arc::new(watch::Sender::new(Wish::GoOn)) }
     }
 
     pub(super) fn wishes(&self) -> watch::Receiver<Wish> {
@@ -93,6 +94,7 @@ pub(super) struct Board {
     pub(super) to_stop: Vec<JobId>,
     trunks: Vec<Digest>,
     cohorts: BTreeMap<CohortId, u64>,
+    cohorts_made: u64,
     engines_made: u64,
     slots_made: u32,
 }
@@ -117,8 +119,10 @@ impl Board {
 
     /// A number that the members of a cohort share and nobody else has.
     pub(super) fn cohort(&mut self, cohort: CohortId) -> u64 {
-        let next = self.cohorts.len() as u64;
-        *self.cohorts.entry(cohort).or_insert(next)
+        *self.cohorts.entry(cohort).or_insert_with(|| {
+            self.cohorts_made += 1;
+            self.cohorts_made
+        })
     }
 
     pub(super) fn next_engine(&mut self) -> EngineId {
@@ -135,6 +139,9 @@ impl Board {
     /// A job leaves the engine that it was placed in.
     pub(super) fn leave(&mut self, job: JobId) -> Option<Run> {
         let run = self.running.remove(&job)?;
+        if !self.running.values().any(|other| other.cohort == run.cohort) {
+            self.cohorts.remove(&run.cohort);
+        }
         if !self.running.values().any(|other| other.engine == run.engine)
             && let Some(engine) = self.engines.get_mut(&run.engine)
         {

@@ -17,31 +17,40 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use nodus_protocol::Digest;
+use nodus_sandbox::{Limits, Sandbox, SandboxOptions};
 use nodus_state::{Claim, State, What};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
+use crate::app::Surroundings;
 use crate::books::Books;
-use crate::guest::Workshop;
+use crate::cli::{DeviceArgs, FloorArgs, SandboxArgs};
+use crate::guest::{Terms, Workshop};
 use crate::store::Store;
 
 use board::Board;
 use cellar::Cellar;
-pub(crate) use options::{Options, Place, places};
+use options::{Options, Place};
 
 /// How long changes are gathered before it is decided again.
 const GATHER: Duration = Duration::from_millis(20);
+/// How long an engine may take to end when the floor is closed.
+const END: Duration = Duration::from_secs(5);
 /// How often it is decided though nothing changed: patience and idle times run on.
 const TICK: Duration = Duration::from_secs(1);
 
+/// Memory of each engine's trunk cache, where the operator does not say.
+const TRUNK_CACHE_BYTES: u64 = 256 << 20;
+
 /// What the floor works with.
-pub(crate) struct Parts {
-    pub(crate) state: Arc<State>,
-    pub(crate) store: Arc<Store>,
-    pub(crate) workshop: Arc<Workshop>,
+struct Parts {
+    state: Arc<State>,
+    store: Arc<Store>,
+    workshop: Arc<Workshop>,
     /// Of the sandbox that the workshop compiles for.
-    pub(crate) settings: nodus_protocol::Digest,
-    pub(crate) options: Options,
+    settings: Digest,
+    options: Options,
 }
 
 /// The floor, at work until it is closed.
@@ -54,7 +63,7 @@ pub(crate) struct Floor {
 struct Shared {
     state: Arc<State>,
     store: Arc<Store>,
-    settings: nodus_protocol::Digest,
+    settings: Digest,
     books: Mutex<Books>,
     cellar: Cellar,
     options: Options,
@@ -70,11 +79,39 @@ impl Shared {
 }
 
 impl Floor {
+    /// The floor of a service, as its operator wants it; none where jobs are to wait.
+    ///
+    /// # Errors
+    /// The operator's: a device is not there. Ours: the state or the data folder refuses.
+    pub(crate) fn of_service(
+        (store, state): (Arc<Store>, Arc<State>),
+        surroundings: &Surroundings,
+        args: &FloorArgs,
+        sandbox: SandboxArgs,
+    ) -> anyhow::Result<Option<Self>> {
+        if args.hold {
+            return Ok(None);
+        }
+        let terms = Terms::from(sandbox);
+        let device = DeviceArgs {
+            device: None,
+            dtype: args.dtype,
+            threads: args.threads,
+            trunk_cache: Some(args.trunk_cache.unwrap_or(TRUNK_CACHE_BYTES)),
+            memory: None,
+        };
+        let places = options::places(surroundings, &args.devices, args.memory)?;
+        let options = Options::new(places, device, surroundings.devices.clone(), terms)?;
+        let sandbox = Sandbox::new(SandboxOptions { upload: Limits::DEFAULT })?;
+        let workshop = Arc::new(Workshop::open(&store, &sandbox, terms)?);
+        Self::open(Parts { state, store, workshop, settings: sandbox.settings(), options }).map(Some)
+    }
+
     /// Puts jobs that ran when the service ended back into the queue, and begins.
     ///
     /// # Errors
     /// Ours: the state or the books refuse.
-    pub(crate) fn open(parts: Parts) -> anyhow::Result<Self> {
+    fn open(parts: Parts) -> anyhow::Result<Self> {
         let Parts { state, store, workshop, settings, options } = parts;
         for running in state.running().context("reading the jobs that ran")? {
             let claim = Claim { job: running.job, attempt: running.attempt };
@@ -115,7 +152,8 @@ impl Floor {
         runner.abort();
         let engines: Vec<_> = shared.board().engines.values().cloned().collect();
         for engine in engines {
-            engine.end().await;
+            // One that still loads its model ends by itself when this process is gone.
+            drop(tokio::time::timeout(END, engine.end()).await);
         }
     }
 }

@@ -31,6 +31,7 @@ pub(super) struct View {
 pub(super) struct Waiting {
     pub(super) job: JobId,
     pub(super) tenant: TenantId,
+    pub(super) cohort: CohortId,
     pub(super) numbers: Job,
     pub(super) model: Arc<OpenModel>,
 }
@@ -47,6 +48,8 @@ pub(super) fn look(shared: &Shared) -> anyhow::Result<View> {
     let models = models(shared, &queued);
     let mut board = shared.board();
     count(&mut board);
+    let known: BTreeSet<JobId> = queued.iter().map(|job| job.job).chain(board.running.keys().copied()).collect();
+    board.jobs_later.retain(|job, _| known.contains(job));
     let mut view = View { scene: still(shared, &board), waiting: BTreeMap::new(), aside: Vec::new(), hopeless: Vec::new() };
     let mut lengths: BTreeMap<TenantId, usize> = BTreeMap::new();
     for ((order, job), model) in (0..).zip(&queued).zip(&models) {
@@ -154,7 +157,8 @@ fn enter(
         state: Progress::Waiting { aged_ms },
     };
     view.scene.jobs.push(numbers);
-    view.waiting.insert(numbers.id, Waiting { job: queued.job, tenant: queued.tenant, numbers, model: model.clone() });
+    view.waiting
+        .insert(numbers.id, Waiting { job: queued.job, tenant: queued.tenant, cohort: queued.cohort, numbers, model: model.clone() });
 }
 
 fn cohort_of(cohort: CohortId) -> schedule::CohortId {

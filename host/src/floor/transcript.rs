@@ -113,3 +113,89 @@ fn kind(event: &Event) -> EventKind {
         Event::Saved { .. } => EventKind::Artifact,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::sync::Arc;
+
+    use nodus_protocol::Digest;
+    use nodus_sandbox::services::{Event, Level};
+    use nodus_state::{Access, Claim, HeldOut, ItemKind, JobSpec, Lane, Named, NewItem, Owner, Priority, Quota, State};
+
+    use super::{Audience as _, Diverged, EVENTS_MAX, Transcript};
+
+    /// A state with a job that was claimed.
+    fn claimed() -> (tempfile::TempDir, Arc<State>, Claim) {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = cap_std::fs::Dir::open_ambient_dir(folder.path(), cap_std::ambient_authority()).unwrap();
+        let state = State::open(dir, folder.path(), Access::Whole).unwrap();
+        let tenant = state.add_tenant("acme", Quota::DEFAULT).unwrap().id;
+        let item = |kind| {
+            let mut staged = state.stage(1 << 10).unwrap();
+            staged.write_all(b"content").unwrap();
+            let (kept, digest) = (staged.keep().unwrap(), Digest::of(b"content"));
+            let (owner, files) = (Owner::Tenant(tenant), [("content".to_owned(), kept)]);
+            state.add_item(&NewItem { kind, owner, name: Some("thing"), digest, about: &serde_json::Value::Null, files: &files }).unwrap();
+            Named { name: "thing".to_owned(), digest }
+        };
+        let spec = JobSpec {
+            name: String::new(),
+            varied: serde_json::Map::new(),
+            component: item(ItemKind::Component),
+            model: Named { name: "tiny".to_owned(), digest: Digest::of(b"tiny") },
+            data: item(ItemKind::Data),
+            held_out: HeldOut::Nothing,
+            parameters: serde_json::Map::new(),
+            seed: 0,
+            limits: std::collections::BTreeMap::new(),
+            lane: Lane::Fused,
+            priority: Priority::Low,
+            init_adapter: None,
+        };
+        let job = state.submit(tenant, None, &[spec]).unwrap().jobs[0];
+        let claim = state.claim(&[job], "cpu").unwrap()[0];
+        (folder, Arc::new(state), claim)
+    }
+
+    fn line(number: usize) -> Event {
+        Event::Log { level: Level::Info, message: format!("line {number}") }
+    }
+
+    #[test]
+    fn what_was_told_is_told_again_and_written_once() {
+        let (_folder, state, first) = claimed();
+        let (mut transcript, caught_up) = Transcript::new(state.clone(), first).unwrap();
+        assert!(*caught_up.borrow(), "nothing was told before");
+        let told = EVENTS_MAX + 7;
+        (0..told).for_each(|number| transcript.hear(line(number)).unwrap());
+        transcript.hear(Event::Evaluating { done: 1, total: 2 }).unwrap();
+        transcript.pause().unwrap();
+
+        let second = state.reclaim(first.job, "cpu").unwrap();
+        let (mut transcript, caught_up) = Transcript::new(state.clone(), second).unwrap();
+        for number in 0..told + 3 {
+            assert_eq!(*caught_up.borrow(), number >= told, "{number}");
+            transcript.hear(line(number)).unwrap();
+        }
+        Box::new(transcript).end().unwrap();
+        let all = state.told(&second, 0, 2 * told).unwrap();
+        assert_eq!(all.len(), told + 3);
+        assert!((1..).zip(&all).all(|(seq, event)| event.seq == seq));
+    }
+
+    #[test]
+    fn a_repeated_run_that_tells_something_else_is_a_fault() {
+        let (_folder, state, first) = claimed();
+        let (mut transcript, _) = Transcript::new(state.clone(), first).unwrap();
+        (0..3).for_each(|number| transcript.hear(line(number)).unwrap());
+        transcript.pause().unwrap();
+        let second = state.reclaim(first.job, "cpu").unwrap();
+        let (mut transcript, _) = Transcript::new(state.clone(), second).unwrap();
+        transcript.hear(line(0)).unwrap();
+        let error = transcript.hear(line(7)).unwrap_err();
+        assert!(error.downcast_ref::<Diverged>().is_some(), "{error}");
+        assert!(error.to_string().contains("line 1") && error.to_string().contains("line 7"), "{error}");
+        assert!(transcript.state.append(&first, &[]).is_err(), "the first attempt holds no claim any more");
+    }
+}

@@ -113,3 +113,21 @@ fn message_bytes_max(limits: &Limits) -> u64 {
     const BESIDE: u64 = 16 << 20;
     (limits.device_bytes / 4).max(limits.batch_bytes).saturating_add(BESIDE).min(u64::from(u32::MAX))
 }
+
+#[cfg(test)]
+mod tests {
+    use nodus_sandbox::Limits;
+
+    use super::Need;
+
+    #[test]
+    fn a_process_has_room_for_as_many_jobs_as_it_was_made_for_and_time_does_not_come_back() {
+        let job = Need::of(&Limits::DEFAULT, 1000);
+        let mut left = job.times(2);
+        left = left.less(job).unwrap().less(job).unwrap();
+        assert_eq!(left.less(job), None);
+        assert_eq!(left.with_memory_of(job).less(job), None, "no time is left");
+        let larger = Need::of(&Limits { device_bytes: Limits::DEFAULT.device_bytes * 8, ..Limits::DEFAULT }, 0);
+        assert_eq!(job.times(9).less(larger), None, "its messages are longer than the process takes");
+    }
+}
