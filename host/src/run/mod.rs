@@ -14,7 +14,7 @@ pub(crate) mod inputs;
 mod needs;
 mod neighbours;
 mod output;
-mod plan;
+pub(crate) mod plan;
 mod progress;
 pub(crate) mod record;
 pub(crate) mod recorder;
