@@ -7,6 +7,7 @@ mod audit;
 mod bench;
 mod books;
 pub mod cli;
+pub mod client;
 pub mod cuda;
 mod doctor;
 mod engine;
@@ -24,9 +25,11 @@ mod process;
 pub mod random;
 pub mod receipt;
 pub mod run;
+pub mod serve;
 pub mod settings;
 pub mod store;
 pub mod sweep;
+mod tenants;
 pub mod text;
 
 #[cfg(fuzzing)]
