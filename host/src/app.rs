@@ -9,6 +9,7 @@ use anyhow::Context as _;
 
 use crate::books::Books;
 use crate::cli::{AuditMode, Cli, DataMode, Mode, ModelMode};
+use crate::client::ServiceEnv;
 use crate::cuda::DeviceEnv;
 use crate::error::{Ending, user};
 use crate::import::RANDOM;
@@ -16,7 +17,7 @@ use crate::paths::{Paths, shown};
 use crate::random::Recipe;
 use crate::store::Store;
 use crate::text::bytes;
-use crate::{audit, bench, doctor, engine, guest, import, run};
+use crate::{audit, bench, client, doctor, engine, guest, import, run, serve, tenants};
 
 /// What `main` knows of where the program runs.
 #[derive(Clone)]
@@ -29,6 +30,8 @@ pub struct Surroundings {
     pub is_terminal: bool,
     /// What the environment says of devices.
     pub devices: DeviceEnv,
+    /// What the environment says of the service that verbs talk to.
+    pub service: ServiceEnv,
 }
 
 /// Does what the command line says; results go to `out`.
@@ -41,6 +44,9 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
         Mode::Guest(args) => return guest::serve_guests(args).map(|()| Ending::Done),
         Mode::Compile(args) => return guest::serve_compile(args, out).map(|()| Ending::Done),
         Mode::Engine => return engine::serve(surroundings).map(|()| Ending::Done),
+        // The data folder is the service's.
+        Mode::Client(mode) => return client::run(surroundings, mode, out),
+        Mode::Openapi => return serve::openapi(out).map(|()| Ending::Done),
         _ => {}
     }
     let Some(data_dir) = cli.data_dir.as_ref().or(surroundings.data_dir.as_ref()) else {
@@ -54,7 +60,16 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
         // An auditor's machine need not be a host: nothing is made.
         return audit::verify(paths, data_dir, args, out);
     }
+    if let Mode::Tenant(mode) = &cli.mode {
+        return tenants::run(paths, data_dir, mode, out).map(|()| Ending::Done);
+    }
+    if let Mode::State(mode) = &cli.mode {
+        return serve::state(paths, data_dir, mode, out).map(|()| Ending::Done);
+    }
     let store = open(paths, data_dir, &cli.mode)?;
+    if let Mode::Serve(args) = &cli.mode {
+        return serve::serve(store, surroundings, data_dir, args, out);
+    }
     let said = match &cli.mode {
         Mode::Model(ModelMode::Import { path, name, no_tokenizer, random, seed, dtype }) => {
             let model = match (path, random) {
@@ -85,6 +100,7 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
         Mode::Audit(AuditMode::Replay(args)) => return audit::replay(&store, surroundings, args, out),
         Mode::Audit(AuditMode::Ledger(args)) => return audit::ledger(&store, args, out),
         Mode::Audit(AuditMode::Verify(_)) | Mode::Doctor | Mode::Guest(_) | Mode::Compile(_) | Mode::Engine => Vec::new(),
+        Mode::Serve(_) | Mode::Tenant(_) | Mode::State(_) | Mode::Client(_) | Mode::Openapi => Vec::new(),
     };
     for line in said {
         writeln!(out, "{line}").context("writing to standard output")?;
@@ -94,7 +110,7 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
 
 /// The data folder, as far as a mode needs it: made by what brings something, changed by what runs, and otherwise only read.
 fn open(paths: Paths, data_dir: &Path, mode: &Mode) -> anyhow::Result<Store> {
-    let brings = matches!(mode, Mode::Model(ModelMode::Import { .. }) | Mode::Data(DataMode::Put { .. }));
+    let brings = matches!(mode, Mode::Model(ModelMode::Import { .. }) | Mode::Data(DataMode::Put { .. }) | Mode::Serve(_));
     let reads = matches!(mode, Mode::Model(ModelMode::List) | Mode::Data(DataMode::List) | Mode::Audit(AuditMode::Ledger(_)));
     if !brings && paths.entries(data_dir).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
         let how = "`nodus-host model import` and `data put` make it";

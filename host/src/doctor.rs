@@ -149,7 +149,13 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let paths = Paths::new(cap_std::ambient_authority());
         let mut out = Vec::new();
-        let surroundings = Surroundings { paths, data_dir: None, is_terminal: false, devices: DeviceEnv::default() };
+        let surroundings = Surroundings {
+            paths,
+            data_dir: None,
+            is_terminal: false,
+            devices: DeviceEnv::default(),
+            service: crate::client::ServiceEnv::default(),
+        };
         report(&surroundings, &root.path().join("absent"), &mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
         for expected in ["made at the first import", "sandbox      ready", "backend", "kernels", "libcuda", "libnvrtc", "libcublasLt"] {

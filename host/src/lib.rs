@@ -7,11 +7,11 @@ mod audit;
 mod bench;
 mod books;
 pub mod cli;
+pub mod client;
 pub mod cuda;
 mod doctor;
 mod engine;
 pub mod error;
-#[expect(dead_code, reason = "the service opens it")]
 mod floor;
 mod guest;
 mod import;
@@ -24,9 +24,11 @@ mod process;
 pub mod random;
 pub mod receipt;
 pub mod run;
+pub mod serve;
 pub mod settings;
 pub mod store;
 pub mod sweep;
+mod tenants;
 pub mod text;
 
 #[cfg(fuzzing)]

@@ -63,6 +63,12 @@ impl Limit {
         self.name.starts_with("component-") || self.name.starts_with("compile-") || ["memories", "tables"].contains(&self.name)
     }
 
+    /// Its value.
+    #[must_use]
+    pub fn value(&self) -> u64 {
+        self.value
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &'static str {

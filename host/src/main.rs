@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use nodus_host::app::{self, Surroundings};
 use nodus_host::cli::Cli;
+use nodus_host::client::ServiceEnv;
 use nodus_host::cuda::DeviceEnv;
 use nodus_host::error::{exit_code, is_reader_gone};
 use nodus_host::paths::Paths;
@@ -25,7 +26,7 @@ fn main() -> ExitCode {
     let is_terminal = io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(is_terminal).with_target(false).init();
     let (paths, devices) = (Paths::new(cap_std::ambient_authority()), device_env());
-    let surroundings = Surroundings { paths, data_dir: data_dir(), is_terminal: io::stderr().is_terminal(), devices };
+    let surroundings = Surroundings { paths, data_dir: data_dir(), is_terminal, devices, service: service_env() };
     match app::run(&cli, &surroundings, &mut io::stdout().lock()) {
         Ok(ending) => ExitCode::from(ending.exit_code()),
         // `nodus-host ... | head`: whoever read our output has seen enough.
@@ -55,6 +56,14 @@ fn device_env() -> DeviceEnv {
         toolkits: ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable).collect(),
         pythons: ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable).chain(local).collect(),
     }
+}
+
+/// `NODUS_PROFILE`, else a file in the platform's usual place for settings (XDG base directories).
+fn service_env() -> ServiceEnv {
+    let text = |name: &str| variable(name).map(|value| value.to_string_lossy().into_owned());
+    let xdg = variable("XDG_CONFIG_HOME").filter(|dir| dir.is_absolute());
+    let usual = || xdg.or_else(|| variable("HOME").map(|home| home.join(".config"))).map(|dir| dir.join("nodus/profile.toml"));
+    ServiceEnv { url: text("NODUS_URL"), token: text("NODUS_TOKEN"), profile: variable("NODUS_PROFILE").or_else(usual) }
 }
 
 /// `NODUS_DATA_DIR`, else the platform's usual place for a program's data (XDG base directories; Application Support on a Mac).

@@ -48,19 +48,11 @@ impl FromStr for Sweep {
     fn from_str(text: &str) -> Result<Self, SweepError> {
         let form = || SweepError::Form(escape(&text.chars().take(80).collect::<String>()));
         let (key, list) = text.split_once('=').filter(|(key, _)| !key.trim().is_empty()).ok_or_else(form)?;
-        let key = key.trim().to_owned();
-        let mut values: Vec<Value> = Vec::new();
-        for part in split(list) {
-            if part.trim().is_empty() {
-                return Err(form());
-            }
-            let value = value_of(part.trim());
-            if values.iter().any(|other| is_same(other, &value)) {
-                return Err(SweepError::Twice { key, value: escape(&value.to_string()) });
-            }
-            values.push(value);
+        let parts: Vec<&str> = split(list).into_iter().map(str::trim).collect();
+        if parts.iter().any(|part| part.is_empty()) {
+            return Err(form());
         }
-        Ok(Self { key, values })
+        Self::new(key.trim().to_owned(), parts.into_iter().map(value_of).collect())
     }
 }
 
@@ -113,6 +105,28 @@ pub fn points(sweeps: &[Sweep]) -> anyhow::Result<Vec<Point>> {
 }
 
 impl Sweep {
+    /// A sweep over these values.
+    ///
+    /// # Errors
+    /// There is no key or no value, or a value is there twice.
+    pub fn new(key: String, values: Vec<Value>) -> Result<Self, SweepError> {
+        if key.is_empty() || values.is_empty() {
+            return Err(SweepError::Form(escape(&key.chars().take(80).collect::<String>())));
+        }
+        for (i, value) in values.iter().enumerate() {
+            if values.iter().take(i).any(|other| is_same(other, value)) {
+                return Err(SweepError::Twice { key: escape(&key), value: escape(&value.to_string()) });
+            }
+        }
+        Ok(Self { key, values })
+    }
+
+    /// The values.
+    #[must_use]
+    pub fn values(&self) -> &[Value] {
+        &self.values
+    }
+
     /// Which parameter.
     #[must_use]
     pub fn key(&self) -> &str {

@@ -43,6 +43,8 @@ fn folders_do_not_know_what_they_must_not() {
         ("host/engine/src", &["wasm", "http", "Tenant", "tenant", "std::fs", "std::path", "cap_std"]),
         ("host/sandbox/src", &["cudarc", "nodus_kernels", "nodus_engine", "nodus_formats", "std::fs", "std::path", "cap_std"]),
         ("host/formats/src", &["nodus_engine", "nodus_sandbox", "wasm", "std::path", "tokio", "std::net"]),
+        ("host/api/src", &["axum", "reqwest", "tokio", "rusqlite", "nodus_state"]),
+        ("host/src/client", &["nodus_state", "crate::serve", "Store"]),
         ("host/state/src", &["http", "axum", "tokio", "wasm", "nodus_engine", "nodus_sandbox", "nodus_kernels"]),
         ("guest-sdk/src", &["nodus_protocol", "nodus_sandbox", "wasmtime", "std::fs", "std::net"]),
         ("host/schedule/src", &["std::time", "Instant", "tokio", "std::fs", "std::path", "nodus_"]),

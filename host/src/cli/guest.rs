@@ -19,6 +19,13 @@ pub struct SandboxArgs {
     pub guest_silence_ms: u64,
 }
 
+impl Default for SandboxArgs {
+    /// As the command line has it without a word.
+    fn default() -> Self {
+        Self { in_process: false, require_os_sandbox: false, guest_silence_ms: GUEST_SILENCE_MS_MAX }
+    }
+}
+
 /// `guest`.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct GuestArgs {

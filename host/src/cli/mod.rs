@@ -4,10 +4,12 @@
 
 mod audit;
 mod bench;
+mod client;
 mod device;
 mod floor;
 mod guest;
 mod run;
+mod serve;
 
 use std::path::PathBuf;
 
@@ -15,10 +17,12 @@ use clap::{Parser, Subcommand};
 
 pub use audit::{AuditMode, LedgerArgs, ReplayArgs, VerifyArgs};
 pub use bench::{BatchShape, BenchArgs, BenchMode, Layers};
+pub use client::{CancelArgs, ClientMode, FetchArgs, JobsArgs, LogsArgs, MetricsArgs, RemoteArgs, RemoteLane, SubmitArgs, WatchArgs};
 pub use device::{DeviceArgs, DeviceChoice, DeviceChoiceError, Dtype};
 pub use floor::FloorArgs;
 pub use guest::{CompileArgs, GuestArgs, SandboxArgs};
 pub use run::{HeldOutArgs, Lane, RunArgs};
+pub use serve::{Bound, ReadyMade, ServeArgs, StateMode, TenantMode};
 
 use crate::name::Name;
 use crate::random::Shape;
@@ -52,6 +56,19 @@ pub enum Mode {
     /// Measure: the same jobs alone, in processes at once, and together in one engine, with every bit compared
     #[command(subcommand)]
     Bench(Box<BenchMode>),
+    /// Serve many tenants: take jobs over HTTP, run them, keep their results
+    Serve(Box<ServeArgs>),
+    /// Add, list, bound and disable the service's tenants
+    #[command(subcommand)]
+    Tenant(TenantMode),
+    /// Check the service's state, or clean it up
+    #[command(subcommand)]
+    State(StateMode),
+    /// Verbs that talk to a service.
+    #[command(flatten)]
+    Client(ClientMode),
+    /// Print the OpenAPI document of the service
+    Openapi,
     /// Say what a run needs and what is there
     Doctor,
     /// Run strangers' components; started by this program itself

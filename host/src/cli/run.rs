@@ -46,7 +46,7 @@ pub struct RunArgs {
     #[arg(long = "limit", value_name = "NAME=VALUE")]
     pub limits: Vec<Limit>,
     /// A TOML file that lists jobs to run together, each in a folder of its own
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["held_out", "held_out_fraction", "held_out_count"])]
     pub manifest: Option<PathBuf>,
     /// Run jobs together in shared passes, or one after another, each alone; results do not depend on it
     #[arg(long, value_enum, default_value_t = Lane::Fused)]
@@ -87,7 +87,7 @@ impl Lane {
 
 /// At most one way to name a held-out part.
 #[derive(Clone, Debug, Default, PartialEq, Args)]
-#[group(multiple = false, conflicts_with = "manifest")]
+#[group(multiple = false)]
 pub struct HeldOutArgs {
     /// Name of a second data set to evaluate on
     #[arg(long, value_name = "NAME")]

@@ -186,7 +186,8 @@ mod tests {
         let store = Store::open(root.try_clone().unwrap()).unwrap();
         let devices = DeviceEnv { device: env.map(str::to_owned), ..DeviceEnv::default() };
         let paths = Paths::new(cap_std::ambient_authority());
-        let surroundings = Surroundings { paths, data_dir: None, is_terminal: false, devices };
+        let surroundings =
+            Surroundings { paths, data_dir: None, is_terminal: false, devices, service: crate::client::ServiceEnv::default() };
         choose(&store, &surroundings, (device, dtype), std::iter::empty())
     }
 

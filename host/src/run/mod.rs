@@ -15,7 +15,7 @@ pub(crate) mod inputs;
 pub(crate) mod needs;
 pub(crate) mod neighbours;
 mod output;
-mod plan;
+pub(crate) mod plan;
 mod progress;
 pub(crate) mod record;
 pub(crate) mod recorder;

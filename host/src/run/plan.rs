@@ -27,7 +27,7 @@ const ROW_ALIGN: usize = EVALUATION_ROW_ALIGN as usize;
 
 /// The limits of a job: the defaults, its planned device memory, and what was given over both. With them the tokens that the plan
 /// follows from, which are best kept until the job has them.
-pub(super) fn limits(
+pub(crate) fn limits(
     model: &OpenModel,
     data: (&Rows, Option<&Rows>),
     (parameters, adapter): (&Map<String, Value>, Option<&LoraConfig>),

@@ -90,6 +90,7 @@ CREATE TABLE jobs (
   CHECK ((state IN ('succeeded', 'stopped')) = (receipt IS NOT NULL)) -- no receipt, no adapter
 ) STRICT;
 CREATE INDEX jobs_of_tenant ON jobs (tenant, state);
+CREATE INDEX jobs_by_state ON jobs (state);
 CREATE INDEX jobs_waiting ON jobs (number) WHERE state = 'queued';
 CREATE INDEX jobs_running ON jobs (number) WHERE state = 'running';
 

@@ -118,6 +118,19 @@ impl State {
         })
     }
 
+    /// Whether all jobs of a stream ended: what is there then is all that there will be.
+    ///
+    /// # Errors
+    /// The tenant has no such job or cohort.
+    pub fn has_ended(&self, of: TenantId, stream: Stream) -> Result<bool> {
+        self.database.read(|view| {
+            let (cohort, job) = numbers(view, of, stream)?;
+            let column = if job.is_some() { "number" } else { "cohort" };
+            let select = format!("SELECT NOT EXISTS (SELECT 1 FROM jobs WHERE {column} = ? AND state IN ('queued', 'running'))");
+            Ok(view.prepare_cached(&select)?.query_row([job.unwrap_or(cohort)], |row| row.get(0))?)
+        })
+    }
+
     /// A job's latest event of a kind.
     ///
     /// # Errors

@@ -54,6 +54,14 @@ impl State {
         self.database.bound(bytes)
     }
 
+    /// Whether the database can be read.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn is_ready(&self) -> Result<()> {
+        self.database.read(|view| Ok(view.query_row("SELECT count(*) FROM tokens", [], |_| Ok(()))?))
+    }
+
     /// Has every change told, from now on.
     pub fn listen(&self, listener: impl Fn(&Change) + Send + Sync + 'static) {
         self.listeners.write().unwrap_or_else(PoisonError::into_inner).push(Box::new(listener));

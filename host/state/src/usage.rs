@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::ids::TenantId;
 use crate::state::State;
 use crate::tenants::tenant;
+use crate::words::JobState;
 
 /// What a tenant has and uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +40,18 @@ pub(crate) fn jobs_in(view: &Transaction<'_>, of: TenantId, state: &str) -> Resu
 }
 
 impl State {
+    /// How many jobs there are in each state, of all tenants. The operator's: never answer a tenant's request with it.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn jobs_by_state(&self) -> Result<Vec<(JobState, u64)>> {
+        self.database.read(|view| {
+            let mut statement = view.prepare_cached("SELECT count(*) FROM jobs WHERE state = ?")?;
+            let count = |state: &JobState| Ok((*state, statement.query_row([state], |row| row.get(0))?));
+            JobState::ALL.iter().map(count).collect()
+        })
+    }
+
     /// What a tenant has and uses.
     ///
     /// # Errors

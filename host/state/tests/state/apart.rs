@@ -33,6 +33,8 @@ fn nothing_of_another_tenant_is_there() {
         f.state.events(b, Stream::Job(finished), 0, &[], 9).err(),
         f.state.events(b, Stream::Cohort(cohort), 0, &[], 9).err(),
         f.state.latest_event(b, finished, EventKind::State).err(),
+        f.state.has_ended(b, Stream::Job(finished)).err(),
+        f.state.has_ended(b, Stream::Cohort(cohort)).err(),
         f.state.cancel(b, waiting, Stop::Cancel).err(),
         f.state.delete_job(b, finished).err(),
         f.state.item(b, ItemKind::Data, &digest).err(),

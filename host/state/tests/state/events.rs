@@ -17,7 +17,10 @@ fn a_replayed_job_writes_nothing_twice() {
     let second = f.state.reclaim(job, "cpu").unwrap();
     assert!(matches!(f.state.append(&first, &[event(4)]).unwrap_err(), StateError::StaleClaim));
     assert_eq!(f.state.append(&second, &[event(2), event(3), event(4)]).unwrap(), 1);
+    assert!(!f.state.has_ended(a, Stream::Job(job)).unwrap());
     f.state.finish(&second, &ending(Outcome::Succeeded)).unwrap();
+    let cohort = f.state.job(a, job).unwrap().cohort;
+    assert!([Stream::Job(job), Stream::Cohort(cohort)].iter().all(|stream| f.state.has_ended(a, *stream).unwrap()));
     assert!(matches!(f.state.append(&second, &[event(5)]).unwrap_err(), StateError::StaleClaim));
     let told = f.state.events(a, Stream::Job(job), 0, &[EventKind::Step], 99).unwrap();
     assert_eq!(

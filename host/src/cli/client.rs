@@ -1,0 +1,186 @@
+//! The options of the verbs that talk to a service.
+//!
+//! Parses only.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::run::HeldOutArgs;
+use crate::limits::Limit;
+use crate::settings::Setting;
+use crate::sweep::Sweep;
+
+/// Which service, and as what it answers.
+#[derive(Clone, Debug, Default, Args)]
+pub struct RemoteArgs {
+    /// The service, such as https://nodus.example:7643 [default: NODUS_URL, else the profile's]
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    /// A file with `url` and `token` [default: NODUS_PROFILE, else ~/.config/nodus/profile.toml]. NODUS_TOKEN goes before its token
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// A certificate (PEM) to trust besides the system's
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// JSON in place of tables
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What is asked of a service.
+#[derive(Debug, Subcommand)]
+pub enum ClientMode {
+    /// Submit a job or a sweep to a service
+    Submit(Box<SubmitArgs>),
+    /// List your jobs on a service
+    Jobs(JobsArgs),
+    /// Follow a job or a sweep until it ends
+    Watch(WatchArgs),
+    /// Show a job's log
+    Logs(LogsArgs),
+    /// Show a job's steps, evaluations and metrics as CSV
+    Metrics(MetricsArgs),
+    /// Cancel jobs: they end well and keep what they trained
+    Cancel(CancelArgs),
+    /// Download what was kept of a job or a sweep
+    Fetch(FetchArgs),
+}
+
+/// `submit`.
+#[derive(Debug, Args)]
+pub struct SubmitArgs {
+    /// A component: a file, which is uploaded, or the name of a ready-made one, such as sft
+    pub component: String,
+    /// Name of the base model on the service
+    #[arg(long, value_name = "NAME")]
+    pub model: String,
+    /// The data set: a JSON Lines file, which is uploaded, or a name on the service
+    #[arg(long, value_name = "NAME|FILE")]
+    pub data: String,
+    /// What the job may evaluate on.
+    #[command(flatten)]
+    pub held_out: HeldOutArgs,
+    /// A JSON file with the job's parameters
+    #[arg(long, value_name = "FILE")]
+    pub params: Option<PathBuf>,
+    /// One parameter, over those of the file; the value is JSON, else a string. May be given many times
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub settings: Vec<Setting>,
+    /// A parameter and the values to try; with several, all their combinations
+    #[arg(long = "sweep", value_name = "KEY=V1,V2")]
+    pub sweeps: Vec<Sweep>,
+    /// Seed of everything random in the job
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// A limit of each job over its default, such as device-bytes=512MiB. May be given many times
+    #[arg(long = "limit", value_name = "NAME=VALUE")]
+    pub limits: Vec<Limit>,
+    /// How the job shares the device; results do not depend on it
+    #[arg(long, value_enum, default_value_t = RemoteLane::Fused)]
+    pub lane: RemoteLane,
+    /// Go before all jobs of low priority
+    #[arg(long)]
+    pub high: bool,
+    /// Makes a repeated command the same submission [default: none: each is a new one]
+    #[arg(long, value_name = "KEY")]
+    pub key: Option<String>,
+    /// Follow the job until it ends
+    #[arg(long)]
+    pub watch: bool,
+    /// Which service.
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+}
+
+/// How a job shares the service's device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RemoteLane {
+    /// Passes shared with other jobs on the same model.
+    Fused,
+    /// An engine process of its own beside others.
+    Mps,
+    /// Nobody else on the device.
+    Solo,
+}
+
+/// `jobs`.
+#[derive(Debug, Args)]
+pub struct JobsArgs {
+    /// Only those in this state: queued, running, succeeded, stopped, failed, cancelled or broken
+    #[arg(long)]
+    pub state: Option<String>,
+    /// Only those of this sweep
+    #[arg(long, value_name = "ID")]
+    pub cohort: Option<String>,
+    /// Only those on this model
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// How many at most
+    #[arg(long, value_name = "N", default_value = "50")]
+    pub limit: NonZeroUsize,
+    /// Which service.
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+}
+
+/// `watch`.
+#[derive(Debug, Args)]
+pub struct WatchArgs {
+    /// The id of a job or of a sweep
+    pub id: String,
+    /// Which service.
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+}
+
+/// `logs`.
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    /// The job's id
+    pub id: String,
+    /// Go on until the job ends
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Which service.
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+}
+
+/// `metrics`.
+#[derive(Debug, Args)]
+pub struct MetricsArgs {
+    /// The job's id
+    pub id: String,
+    /// Which service.
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+}
+
+/// `cancel`.
+#[derive(Debug, Args)]
+pub struct CancelArgs {
+    /// The ids of jobs or sweeps
+    #[arg(required = true)]
+    pub ids: Vec<String>,
+    /// Cut them off; nothing is kept but their records
+    #[arg(long)]
+    pub now: bool,
+    /// Which service.
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+}
+
+/// `fetch`.
+#[derive(Debug, Args)]
+pub struct FetchArgs {
+    /// The id of a job or of a sweep; of a sweep, each member has a folder of its own
+    pub id: String,
+    /// A folder for the results; must not exist or be empty
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Which service.
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+}

@@ -1,0 +1,116 @@
+//! `fetch`: what was kept of a job as a folder, like the one that `run` leaves; `audit verify` checks it.
+//!
+//! Writes nowhere but into the folder it was given, whatever the service sends.
+
+use std::io::{self, Read, Seek as _, Write};
+use std::path::{Component, Path};
+
+use anyhow::{Context as _, bail};
+use cap_std::fs::{Dir, OpenOptions};
+use reqwest::Method;
+
+use super::http::{Remote, segment};
+use super::watch;
+use crate::cli::FetchArgs;
+use crate::error::user;
+use crate::name::Name;
+use crate::paths::{Paths, shown};
+use crate::store::copy;
+
+/// The archive while it comes in.
+const ARCHIVE: &str = ".results.tar";
+
+/// Downloads a job's results, or those of a sweep's members into folders of their names.
+pub(super) async fn fetch(remote: &Remote, paths: Paths, args: &FetchArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    if paths.entries(&args.out).is_ok_and(|count| count > 0) {
+        return Err(user(format!("{} exists and is not empty: choose another --out", shown(&args.out))));
+    }
+    let (jobs, _) = watch::jobs_of(remote, &args.id).await?;
+    if let Some(job) = jobs.iter().find(|job| !job.state.is_ended()) {
+        return Err(user(format!("job {} is {}: wait until it ends (`nodus-host watch`)", job.id, job.state.as_str())));
+    }
+    let whole = paths.create_dir_all(&args.out)?;
+    for job in &jobs {
+        let dir = if jobs.len() == 1 { whole.try_clone()? } else { member(&whole, &job.name)? };
+        archive(remote, &job.id, &dir).await.with_context(|| format!("downloading job {}", job.id))?;
+    }
+    let kept = jobs.iter().filter(|job| job.receipt).count();
+    Ok(writeln!(out, "{kept} of {} jobs have a receipt; in {}", jobs.len(), shown(&args.out))?)
+}
+
+/// A member's own folder.
+fn member(whole: &Dir, name: &str) -> anyhow::Result<Dir> {
+    // `learning_rate=0.0001,rank=4`: a name as the host makes them, and one folder.
+    let is_plain = !name.is_empty() && name.len() <= 200 && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
+    if !is_plain && name.parse::<Name>().is_err() {
+        bail!("the service sent a member's name that cannot be a folder's");
+    }
+    whole.create_dir(name).and_then(|()| whole.open_dir(name)).context("making a member's folder")
+}
+
+async fn archive(remote: &Remote, job: &str, dir: &Dir) -> anyhow::Result<()> {
+    let mut response = remote.send(remote.request(Method::GET, &format!("/v1/jobs/{}/artifacts.tar", segment(job)))).await?;
+    let mut file = dir.open_with(ARCHIVE, OpenOptions::new().read(true).write(true).create_new(true))?;
+    while let Some(bytes) = response.chunk().await? {
+        file.write_all(&bytes)?;
+    }
+    file.rewind()?;
+    unpack(file, dir)?;
+    Ok(dir.remove_file(ARCHIVE)?)
+}
+
+/// Regular files with plain paths; whatever else an archive may hold is refused.
+fn unpack(archive: impl Read, dir: &Dir) -> anyhow::Result<()> {
+    for entry in tar::Archive::new(archive).entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.into_owned();
+        let is_plain = entry.header().entry_type().is_file() && path.components().all(|part| matches!(part, Component::Normal(_)));
+        if !is_plain {
+            bail!("the archive holds what is no plain file: {}", shown(&path));
+        }
+        if let Some(parent) = path.parent().filter(|parent| *parent != Path::new("")) {
+            dir.create_dir_all(parent)?;
+        }
+        let mut keep = || -> io::Result<()> {
+            let mut file = dir.open_with(&path, OpenOptions::new().write(true).create_new(true))?;
+            copy(&mut entry, &mut file)
+        };
+        keep().with_context(|| format!("writing {}", shown(&path)))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unpack;
+
+    fn archive(path: &[u8], kind: tar::EntryType) -> Vec<u8> {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(1);
+        header.set_mode(0o644);
+        header.set_entry_type(kind);
+        header.as_mut_bytes()[..path.len()].copy_from_slice(path);
+        header.set_cksum();
+        let mut builder = tar::Builder::new(Vec::new());
+        builder.append(&header, &b"x"[..]).unwrap();
+        builder.into_inner().unwrap()
+    }
+
+    #[test]
+    fn an_archive_writes_into_its_folder_alone() {
+        let root = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+        root.create_dir("in").unwrap();
+        let dir = root.open_dir("in").unwrap();
+        unpack(archive(b"adapter/weights", tar::EntryType::Regular).as_slice(), &dir).unwrap();
+        assert_eq!(dir.read_to_string("adapter/weights").unwrap(), "x");
+        for (path, kind) in [
+            (&b"../out"[..], tar::EntryType::Regular),
+            (b"/tmp/out", tar::EntryType::Regular),
+            (b"link", tar::EntryType::Symlink),
+            (b"adapter/weights", tar::EntryType::Regular),
+        ] {
+            assert!(unpack(archive(path, kind).as_slice(), &dir).is_err(), "{}", String::from_utf8_lossy(path));
+        }
+        assert_eq!(root.entries().unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,44 @@
+//! The verbs that talk to a service, named in one place.
+//!
+//! Knows the service by its API alone: nothing here reads a data folder.
+
+mod fetch;
+mod http;
+mod jobs;
+mod profile;
+mod sse;
+mod submit;
+mod table;
+mod watch;
+
+use std::io::Write;
+
+use anyhow::Context as _;
+
+use crate::app::Surroundings;
+use crate::cli::ClientMode;
+use crate::error::Ending;
+
+pub use profile::ServiceEnv;
+
+/// Does what the command line says; results go to `out`.
+///
+/// # Errors
+/// The user's: what the service refuses, or a watched job that did not end well. Ours: the service failed or cannot be reached.
+pub fn run(surroundings: &Surroundings, mode: &ClientMode, out: &mut dyn Write) -> anyhow::Result<Ending> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting the runtime")?;
+    let connect = |remote| http::Remote::new(&profile::profile(surroundings, remote)?);
+    let paths = surroundings.paths;
+    runtime.block_on(async {
+        match mode {
+            ClientMode::Submit(args) => submit::submit(&connect(&args.remote)?, paths, args, out).await,
+            ClientMode::Jobs(args) => jobs::list(&connect(&args.remote)?, args, out).await,
+            ClientMode::Watch(args) => watch::watch(&connect(&args.remote)?, &args.id, args.remote.json, out).await,
+            ClientMode::Logs(args) => jobs::logs(&connect(&args.remote)?, args, out).await,
+            ClientMode::Metrics(args) => jobs::metrics(&connect(&args.remote)?, args, out).await,
+            ClientMode::Cancel(args) => jobs::cancel(&connect(&args.remote)?, args, out).await,
+            ClientMode::Fetch(args) => fetch::fetch(&connect(&args.remote)?, paths, args, out).await,
+        }
+    })?;
+    Ok(Ending::Done)
+}

@@ -1,0 +1,86 @@
+//! `init_adapter`: an adapter that a job of the tenant's left, as what another job starts from.
+//!
+//! Never takes another tenant's, nor one that does not fit the model.
+
+use std::io::Write as _;
+
+use anyhow::Context as _;
+use nodus_api::Code;
+use nodus_formats::peft;
+use nodus_protocol::{Digest, LoraConfig};
+use nodus_state::{FileRef, ItemKind, JobId, NewItem, Owner, Reference, TenantId};
+use serde_json::{Map, Value, json};
+
+use super::failure::Failure;
+use super::service::Service;
+use crate::import;
+use crate::run::inputs::OpenModel;
+use crate::settings::INIT_ADAPTER;
+use crate::store::copy;
+use crate::text::escape;
+
+/// The name of the adapter that a job is after.
+const ADAPTER: &str = "adapter";
+
+/// Turns what `init_adapter` names into a digest, as a job sees it, and keeps the adapter under it.
+pub(super) fn init_adapter(
+    service: &Service,
+    of: TenantId,
+    parameters: &mut Map<String, Value>,
+    model: &OpenModel,
+) -> Result<Option<(Digest, LoraConfig)>, Failure> {
+    let refused = |what: &str| Failure::new(Code::JobRefused, format!("{INIT_ADAPTER}: {what}"));
+    let text = match parameters.get_mut(INIT_ADAPTER) {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::String(text)) => text,
+        Some(other) => {
+            return Err(refused(&format!("is {}, expected a job's id, or its id and an adapter's name", escape(&other.to_string()))));
+        }
+    };
+    let files = files(service, of, text).map_err(|error| match error {
+        Some(failure) => failure,
+        None => refused(&format!("you have no adapter `{}`, expected JOB or JOB/NAME of a job that ended well", escape(text))),
+    })?;
+    let workspace = service.store.workspace().map_err(Failure::ours)?;
+    for (name, file) in &files {
+        let mut content = service.state.open_file(file)?;
+        let mut keep = || copy(&mut content, &mut workspace.dir().create(name)?);
+        keep().context("copying an adapter").map_err(Failure::ours)?;
+    }
+    let read = peft::read(workspace.dir(), &model.config).map_err(import::fault);
+    let weights = read.map_err(|error| Failure::of(Code::JobRefused, error.context(INIT_ADAPTER)))?;
+    let written = peft::write(&weights, model.name.as_str()).map_err(|error| Failure::ours(error.into()))?;
+    let digest = peft::digest(&written);
+    let mut kept = Vec::new();
+    for (name, content) in &written {
+        let mut staged = service.state.stage(content.len() as u64)?;
+        staged.write_all(content).context("keeping an adapter").map_err(Failure::ours)?;
+        kept.push(((*name).to_owned(), staged.keep()?));
+    }
+    let about = json!({ "from": text });
+    let new = NewItem { kind: ItemKind::Adapter, owner: Owner::Tenant(of), name: None, digest, about: &about, files: &kept };
+    service.state.add_item(&new)?;
+    *text = digest.to_string();
+    Ok(Some((digest, weights.config)))
+}
+
+/// The files of a PEFT folder: those of an adapter that a job left, or of one that was used before, by its digest.
+fn files(service: &Service, of: TenantId, text: &str) -> Result<Vec<(String, FileRef)>, Option<Failure>> {
+    let found = if let Ok(digest) = text.parse::<Digest>() {
+        service.state.item_files(of, ItemKind::Adapter, &Reference::Digest(digest))
+    } else {
+        let (id, name) = text.split_once('/').unwrap_or((text, ADAPTER));
+        let id: JobId = id.parse().map_err(|_| None)?;
+        service.state.artifacts(of, id).map(|files| {
+            let inside = |file: FileRef| Some(FileRef { path: file.path.strip_prefix(name)?.strip_prefix('/')?.to_owned(), ..file });
+            files.into_iter().filter_map(inside).collect()
+        })
+    };
+    match found {
+        Ok(files) if files.is_empty() => Err(None),
+        // Names within a PEFT folder, and no deeper.
+        Ok(files) => Ok(files.into_iter().filter(|file| !file.path.contains('/')).map(|file| (file.path.clone(), file)).collect()),
+        Err(nodus_state::StateError::NotFound(_)) => Err(None),
+        Err(error) => Err(Some(error.into())),
+    }
+}

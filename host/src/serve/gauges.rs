@@ -1,0 +1,72 @@
+//! Numbers for the operator's monitoring, in Prometheus' text form.
+//!
+//! Counts requests by route, never by what is in them; a tenant appears by name with what it uses, since only the operator reads this.
+
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request};
+use axum::http::Method;
+use axum::middleware::Next;
+use axum::response::Response;
+use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusRecorder};
+
+use super::failure::Failure;
+use super::service::Service;
+
+const REQUESTS: &str = "nodus_http_requests_total";
+const SECONDS: &str = "nodus_http_request_seconds";
+const JOBS: &str = "nodus_jobs";
+const STREAMS: &str = "nodus_event_streams";
+const DEVICE: &str = "nodus_tenant_device_seconds";
+const STORED: &str = "nodus_tenant_stored_bytes";
+/// Seconds; what a read should stay below is among them.
+const BUCKETS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.5, 10.0];
+
+/// What keeps the numbers.
+pub(super) fn recorder() -> Result<PrometheusRecorder, BuildError> {
+    PrometheusBuilder::new().set_buckets_for_metric(Matcher::Full(SECONDS.to_owned()), &BUCKETS).map(PrometheusBuilder::build_recorder)
+}
+
+/// Says what each number is. Once the recorder is installed.
+pub(super) fn describe() {
+    describe_counter!(REQUESTS, "Requests by method, route and status");
+    describe_histogram!(SECONDS, metrics::Unit::Seconds, "Time until an answer's head was sent, by route");
+    describe_gauge!(JOBS, "Jobs by state");
+    describe_gauge!(STREAMS, "Cohorts whose events somebody follows");
+    describe_gauge!(DEVICE, metrics::Unit::Seconds, "Time on the device by tenant");
+    describe_gauge!(STORED, metrics::Unit::Bytes, "Bytes kept by tenant, each content counted once a tenant");
+}
+
+/// Counts a request.
+pub(super) async fn count(request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
+    let method = match *request.method() {
+        Method::GET => "GET",
+        Method::POST => "POST",
+        Method::PUT => "PUT",
+        Method::DELETE => "DELETE",
+        // Whatever a caller calls its method is no label.
+        _ => "other",
+    };
+    let began = Instant::now();
+    let response = next.run(request).await;
+    histogram!(SECONDS, "route" => route.clone()).record(began.elapsed());
+    counter!(REQUESTS, "method" => method, "route" => route, "status" => response.status().as_u16().to_string()).increment(1);
+    response
+}
+
+/// All numbers, those of the state read now.
+#[expect(clippy::cast_precision_loss, reason = "gauges are float64")]
+pub(super) fn render(service: &Service) -> Result<String, Failure> {
+    for (state, count) in service.state.jobs_by_state()? {
+        gauge!(JOBS, "state" => state.as_str()).set(count as f64);
+    }
+    for tenant in service.state.tenants()? {
+        let usage = service.state.usage(tenant.id)?;
+        gauge!(DEVICE, "tenant" => tenant.name.clone()).set(usage.device_ms as f64 / 1000.0);
+        gauge!(STORED, "tenant" => tenant.name).set(usage.stored_bytes as f64);
+    }
+    gauge!(STREAMS).set(service.streams.len() as f64);
+    Ok(service.numbers.render())
+}

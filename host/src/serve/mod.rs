@@ -1,0 +1,117 @@
+//! The service, told once, top-down: the folder is opened, ready-made components are registered, the address is bound, requests are answered until
+//! the process is asked to end.
+//!
+//! Never blocks a thread that answers requests: what reads or writes a disk runs elsewhere ([`service::App::blocking`]).
+
+mod adapters;
+mod auth;
+mod body;
+mod config;
+mod document;
+mod download;
+mod failure;
+mod gauges;
+mod housekeeping;
+mod listen;
+mod rates;
+mod ready_made;
+mod routes;
+mod service;
+mod streams;
+mod submit;
+mod upload;
+mod words;
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use nodus_state::{Access, Depth, State};
+
+use crate::app::Surroundings;
+use crate::cli::{ServeArgs, StateMode};
+use crate::error::{Ending, user};
+use crate::floor::Floor;
+use crate::paths::Paths;
+use crate::store::Store;
+use crate::text::bytes;
+
+/// The service's folder within the data folder.
+const FOLDER: &str = "service";
+/// How long jobs may go on when the service is to end; those that do are run again at its next start.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Serves until the process is asked to end.
+///
+/// # Errors
+/// The user's: an address, a certificate or a component that will not do, or the service runs already. Ours: the machine.
+pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &ServeArgs, out: &mut dyn Write) -> anyhow::Result<Ending> {
+    let settings = config::settings(surroundings.paths, args)?;
+    let bound = listen::bind(surroundings.paths, &settings)?;
+    let (store, state) = (Arc::new(store), Arc::new(open_state(surroundings.paths, data_dir, Access::Whole)?));
+    let recorder = gauges::recorder()?;
+    let app = service::App::new(store.clone(), state.clone(), args.sandbox, recorder.handle())?;
+    metrics::set_global_recorder(recorder).context("installing what keeps the numbers")?;
+    gauges::describe();
+    ready_made::register(&app, surroundings.paths, &settings.components)?;
+    writeln!(out, "listening on {}", bound.url()).and_then(|()| out.flush()).context("writing to standard output")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
+    runtime.spawn(housekeeping::keep(app.clone()));
+    runtime.block_on(async {
+        let floor = Floor::of_service((store, state), surroundings, &args.floor, args.sandbox)?;
+        let answered = listen::answer(app, bound).await;
+        if let Some(floor) = floor {
+            floor.close(GRACE).await;
+        }
+        answered
+    })?;
+    Ok(Ending::Done)
+}
+
+/// Checks the service's state, or removes what nothing in it refers to.
+///
+/// # Errors
+/// The user's: what does not agree, or the service runs. Ours: the disk.
+pub fn state(paths: Paths, data_dir: &Path, mode: &StateMode, out: &mut dyn Write) -> anyhow::Result<()> {
+    let text = match mode {
+        StateMode::Fsck { deep } => {
+            let depth = if *deep { Depth::Contents } else { Depth::Lengths };
+            let faults = open_state(paths, data_dir, Access::Rows)?.fsck(depth)?;
+            if !faults.is_empty() {
+                let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+                return Err(user(format!("the state does not agree with itself:\n{}", faults.join("\n"))));
+            }
+            "all rows and blobs agree".to_owned()
+        }
+        StateMode::Gc => {
+            let collected = open_state(paths, data_dir, Access::Whole)?.gc()?;
+            format!("{} blobs of {} removed", collected.blobs, bytes(collected.bytes))
+        }
+    };
+    writeln!(out, "{text}").context("writing to standard output")
+}
+
+/// Prints the OpenAPI document.
+///
+/// # Errors
+/// Ours: standard output refuses.
+pub fn openapi(out: &mut dyn Write) -> anyhow::Result<()> {
+    write!(out, "{}", document::text()?).context("writing to standard output")
+}
+
+/// The service's state in a data folder.
+///
+/// # Errors
+/// The user's: the service runs already, or the folder cannot be used. Ours: the state is damaged.
+pub fn open_state(paths: Paths, data_dir: &Path, access: Access) -> anyhow::Result<State> {
+    let path = data_dir.join(FOLDER);
+    let dir = paths.create_dir_all(&path)?;
+    State::open(dir, &path, access).map_err(|error| match error {
+        nodus_state::StateError::InUse | nodus_state::StateError::ReadOnly | nodus_state::StateError::Newer { .. } => {
+            user(error.to_string())
+        }
+        error => anyhow::Error::from(error).context("opening the service's state"),
+    })
+}

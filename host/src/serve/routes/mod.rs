@@ -1,0 +1,84 @@
+//! Every route. All are documented by the annotation that makes them.
+//!
+//! A handler reads its request, calls the state or the store, and answers; what is decided is decided there.
+
+mod artifacts;
+mod components;
+mod data;
+mod events;
+mod jobs;
+mod metrics;
+mod models;
+mod page;
+mod service;
+
+use axum::Router;
+use axum::http::Uri;
+use nodus_api::Code;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::document;
+use super::failure::Failure;
+use super::gauges;
+use super::service::App;
+
+pub(super) use components::FILE as COMPONENT_FILE;
+
+/// The routes with what is said of them.
+pub(super) fn documented() -> OpenApiRouter<App> {
+    OpenApiRouter::with_openapi(document::base())
+        .routes(routes!(components::upload, components::list))
+        .routes(routes!(components::get, components::remove))
+        .routes(routes!(data::put, data::get, data::remove))
+        .routes(routes!(data::list))
+        .routes(routes!(models::list))
+        .routes(routes!(jobs::submit, jobs::list))
+        .routes(routes!(jobs::get, jobs::remove))
+        .routes(routes!(jobs::cancel))
+        .routes(routes!(jobs::cohort))
+        .routes(routes!(events::of_job))
+        .routes(routes!(events::of_cohort))
+        .routes(routes!(metrics::json))
+        .routes(routes!(metrics::csv))
+        .routes(routes!(metrics::log))
+        .routes(routes!(artifacts::list))
+        .routes(routes!(artifacts::get))
+        .routes(routes!(artifacts::archive))
+        .routes(routes!(artifacts::receipt))
+        .routes(routes!(service::usage))
+        .routes(routes!(service::healthz))
+        .routes(routes!(service::readyz))
+        .routes(routes!(page::page))
+        .routes(routes!(service::metrics))
+        .routes(routes!(service::openapi))
+}
+
+/// What answers requests.
+pub(super) fn router(app: App) -> Router {
+    Router::from(documented())
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(axum::middleware::from_fn(gauges::count))
+        .layer(tower_http::catch_panic::CatchPanicLayer::custom(panicked))
+        .with_state(app)
+}
+
+async fn unknown(uri: Uri) -> Failure {
+    let path: String = uri.path().chars().take(200).collect();
+    Failure::new(Code::UnknownRoute, format!("there is no route {}: /openapi.json lists all", crate::text::escape(&path)))
+}
+
+async fn wrong_method() -> Failure {
+    Failure::new(Code::WrongMethod, "/openapi.json lists the methods of every route")
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
+fn panicked(panic: Box<dyn std::any::Any + Send>) -> axum::response::Response {
+    let what = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    let failure = Failure::ours(anyhow::anyhow!("a request's handler panicked: {}", what.unwrap_or("no message")));
+    axum::response::IntoResponse::into_response(failure)
+}
+
+#[cfg(test)]
+mod tests;

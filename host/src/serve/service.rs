@@ -1,0 +1,89 @@
+//! What all requests share.
+//!
+//! Holds no request's data.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use metrics_exporter_prometheus::PrometheusHandle;
+use nodus_sandbox::{Limits, Sandbox, SandboxOptions};
+use nodus_state::{Change, State};
+use tokio::sync::{Semaphore, watch};
+
+use super::failure::Failure;
+use super::rates::Rates;
+use super::streams::Streams;
+use super::submit::Planner;
+use crate::cli::SandboxArgs;
+use crate::guest::{Terms, Workshop};
+use crate::store::Store;
+
+/// Uploads that are taken at the same time; more wait.
+const UPLOADS_MAX: usize = 64;
+/// Uploads that are checked or compiled at the same time: each takes a processor.
+const CHECKS_MAX: usize = 2;
+
+/// What all requests share.
+pub(crate) struct Service {
+    /// Models, and the folder of machine code.
+    pub(crate) store: Arc<Store>,
+    /// Everything else that lasts.
+    pub(crate) state: Arc<State>,
+    /// Where components are compiled.
+    pub(crate) workshop: Workshop,
+    /// The limits of uploads.
+    pub(crate) upload: Limits,
+    pub(super) planner: Planner,
+    pub(super) rates: Rates,
+    pub(super) streams: Arc<Streams>,
+    pub(super) uploads: Semaphore,
+    pub(super) checks: Semaphore,
+    pub(super) numbers: PrometheusHandle,
+    /// True once the service is to end.
+    pub(super) closing: watch::Sender<bool>,
+}
+
+/// A handle to it.
+#[derive(Clone)]
+pub(crate) struct App(Arc<Service>);
+
+impl std::ops::Deref for App {
+    type Target = Service;
+
+    fn deref(&self) -> &Service {
+        &self.0
+    }
+}
+
+impl App {
+    pub(super) fn new(store: Arc<Store>, state: Arc<State>, sandbox: SandboxArgs, numbers: PrometheusHandle) -> anyhow::Result<Self> {
+        let upload = Limits::DEFAULT;
+        let workshop = Workshop::open(&store, &Sandbox::new(SandboxOptions { upload })?, Terms::from(sandbox))?;
+        let streams = Arc::new(Streams::default());
+        let told = streams.clone();
+        state.listen(move |change: &Change| told.wake(change.cohort));
+        Ok(Self(Arc::new(Service {
+            store,
+            state,
+            workshop,
+            upload,
+            planner: Planner::default(),
+            rates: Rates::default(),
+            streams,
+            uploads: Semaphore::new(UPLOADS_MAX),
+            checks: Semaphore::new(CHECKS_MAX),
+            numbers,
+            closing: watch::Sender::new(false),
+        })))
+    }
+
+    /// Runs what reads or writes a disk away from the threads that answer requests.
+    pub(super) async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Service) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let service = self.0.clone();
+        let done = tokio::task::spawn_blocking(move || work(&service)).await;
+        done.context("a request's work panicked").map_err(Failure::ours)?
+    }
+}

@@ -1,0 +1,205 @@
+//! From a request to the jobs it asks for: everything looked up, checked as `run` checks it, and planned, before anything is queued.
+//!
+//! Decides nothing about when or where a job runs.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nodus_api::{Code, HeldOut as AskedHeldOut, SubmitRequest};
+use nodus_formats::data::HeldOut as Share;
+use nodus_protocol::{Digest, LoraConfig};
+use nodus_sandbox::Limits;
+use nodus_sandbox::services::Dataset;
+use nodus_state::{HeldOut, Item, ItemKind, JobSpec, Lane, Named, Priority, Reference, TenantId};
+use serde_json::{Map, Value, json};
+
+use super::adapters::init_adapter;
+use super::failure::Failure;
+use super::service::Service;
+use crate::error::user;
+use crate::limits::{Limit, over};
+use crate::name::Name;
+use crate::run::inputs::{OpenModel, Parts};
+use crate::run::plan;
+use crate::run::rows::Rows;
+use crate::settings::{INIT_ADAPTER, sorted};
+use crate::sweep::{Point, Sweep, name_of, points};
+use crate::text::escape;
+
+/// Plans that are remembered; beyond that, all are forgotten.
+const PLANS_MAX: usize = 4096;
+/// The parameters that a plan follows from.
+const PLANNED: [&str; 6] = ["rank", "targets", "layers", "batch_size", "max_length", INIT_ADAPTER];
+
+/// Models that are open, and what was planned before.
+#[derive(Default)]
+pub(crate) struct Planner {
+    models: Mutex<BTreeMap<Name, Arc<OpenModel>>>,
+    plans: Mutex<BTreeMap<String, Limits>>,
+}
+
+/// The jobs that a tenant asks for.
+pub(super) fn specs(service: &Service, of: TenantId, request: SubmitRequest) -> Result<Vec<JobSpec>, Failure> {
+    let component = item(service, of, ItemKind::Component, &request.component)?;
+    let model = service.planner.model(service, &request.model)?;
+    let data = item(service, of, ItemKind::Data, &request.data)?;
+    let refused = |error: anyhow::Error| Failure::of(Code::JobRefused, error);
+    let (held_out, parts) = parts(service, of, &data, request.held_out.as_ref())?;
+    let given = limits(&request.limits).map_err(refused)?;
+    let lane = match request.lane {
+        nodus_api::Lane::Fused => Lane::Fused,
+        nodus_api::Lane::Mps => Lane::Mps,
+        nodus_api::Lane::Solo => Lane::Solo,
+    };
+    let priority = match request.priority {
+        nodus_api::Priority::High => Priority::High,
+        nodus_api::Priority::Low => Priority::Low,
+    };
+    let is_swept = !request.sweep.is_empty();
+    let mut tokens = Vec::new();
+    let member = |varied: Point| {
+        let mut parameters = request.parameters.clone();
+        parameters.extend(varied.clone());
+        let mut parameters = sorted(parameters);
+        let adapter = init_adapter(service, of, &mut parameters, &model)?;
+        let loaded = adapter.as_ref().map(|(_, config)| config);
+        let limits = service.planner.limits((&model, &data, &held_out), &parts, (&parameters, loaded, &given), &mut tokens);
+        within(&parameters, &limits).map_err(refused)?;
+        Ok(JobSpec {
+            name: if is_swept { name_of(&varied) } else { String::new() },
+            varied,
+            component: Named { name: component.name.clone().unwrap_or_else(|| component.digest.to_string()), digest: component.digest },
+            model: Named { name: model.name.to_string(), digest: model.digest },
+            data: Named { name: data.name.clone().unwrap_or_default(), digest: data.digest },
+            held_out: held_out.clone(),
+            parameters,
+            seed: request.seed,
+            limits: limits.entries().into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+            lane,
+            priority,
+            init_adapter: adapter.map(|(digest, _)| digest),
+        })
+    };
+    members(&request).map_err(refused)?.into_iter().map(member).collect()
+}
+
+/// The sweep's combinations; one without any for a single job.
+fn members(request: &SubmitRequest) -> anyhow::Result<Vec<Point>> {
+    let sweep = |axis: &nodus_api::SweepAxis| {
+        if request.parameters.contains_key(&axis.key) {
+            return Err(user(format!("`{}` is both set and swept, expected one of the two", escape(&axis.key))));
+        }
+        Sweep::new(axis.key.clone(), axis.values.clone()).map_err(|error| user(error.to_string()))
+    };
+    points(&request.sweep.iter().map(sweep).collect::<anyhow::Result<Vec<_>>>()?)
+}
+
+fn limits(given: &BTreeMap<String, u64>) -> anyhow::Result<Vec<Limit>> {
+    let limit = |(name, value): (&String, &u64)| {
+        let limit = Limit::new(name, &value.to_string()).map_err(|error| user(error.to_string()))?;
+        if limit.is_of_uploads() {
+            return Err(user(format!("limit `{name}` bounds components and is the operator's: expected it to be left out")));
+        }
+        Ok(limit)
+    };
+    given.iter().map(limit).collect()
+}
+
+/// Refuses parameters that the sandbox would refuse later.
+fn within(parameters: &Map<String, Value>, limits: &Limits) -> anyhow::Result<()> {
+    let (needed, allowed) = (Value::Object(parameters.clone()).to_string().len() as u64, limits.parameter_bytes);
+    if needed > allowed {
+        return Err(user(format!("the parameters have {needed} bytes, limit `parameter-bytes` allows {allowed}")));
+    }
+    Ok(())
+}
+
+/// By id, or by name.
+fn item(service: &Service, of: TenantId, kind: ItemKind, text: &str) -> Result<Item, Failure> {
+    let reference = match text.parse::<Digest>() {
+        Ok(digest) => Reference::Digest(digest),
+        Err(_) => Reference::Name(text.to_owned()),
+    };
+    match service.state.item(of, kind, &reference) {
+        Err(nodus_state::StateError::NotFound(what)) => {
+            let shown = escape(&text.chars().take(80).collect::<String>());
+            Err(Failure::new(Code::JobRefused, format!("there is no {what} `{shown}`: expected one of yours, or of those for all")))
+        }
+        found => Ok(found?),
+    }
+}
+
+/// What the job trains on and may evaluate on, as the state keeps it and as rows.
+fn parts(service: &Service, of: TenantId, data: &Item, asked: Option<&AskedHeldOut>) -> Result<(HeldOut, Parts), Failure> {
+    let open = |item: &Item| -> Result<(Name, cap_std::fs::File), Failure> {
+        let files = service.state.item_files(of, ItemKind::Data, &Reference::Digest(item.digest))?;
+        let file = files.first().ok_or_else(|| Failure::ours(anyhow::anyhow!("data set {} has no file", item.digest)))?;
+        let name = item.name.as_deref().unwrap_or_default().parse().map_err(|error| Failure::ours(anyhow::Error::new(error)))?;
+        Ok((name, service.state.open_file(file)?))
+    };
+    let (name, file) = open(data)?;
+    let share = match asked {
+        None => return Ok((HeldOut::Nothing, (Rows::whole(name, data.digest, file), None))),
+        Some(AskedHeldOut::Data(second)) => {
+            let second = item(service, of, ItemKind::Data, second)?;
+            let (second_name, second_file) = open(&second)?;
+            let named = Named { name: second_name.to_string(), digest: second.digest };
+            let second = Rows::whole(second_name, second.digest, second_file);
+            return Ok((HeldOut::Data(named), (Rows::whole(name, data.digest, file), Some(second))));
+        }
+        Some(AskedHeldOut::Count(count)) => {
+            (HeldOut::Count(*count), Share::Count(usize::try_from(*count).unwrap_or(usize::MAX)), *count > 0)
+        }
+        Some(AskedHeldOut::Fraction(part)) => (HeldOut::Fraction(*part), Share::Fraction(*part), *part > 0.0 && *part < 1.0),
+    };
+    let (kept, share, is_sound) = share;
+    if !is_sound {
+        return Err(Failure::new(Code::JobRefused, "held_out: expected a count of 1 or more, or a fraction above 0 and below 1"));
+    }
+    let rows = data.about.get("rows").and_then(Value::as_u64).unwrap_or_default();
+    let (train, second) = Rows::parts(&name, data.digest, file, rows, share).map_err(|error| Failure::of(Code::JobRefused, error))?;
+    Ok((kept, (train, Some(second))))
+}
+
+impl Planner {
+    /// A model, opened once.
+    fn model(&self, service: &Service, name: &str) -> Result<Arc<OpenModel>, Failure> {
+        let refused = |error| Failure::of(Code::JobRefused, error);
+        let name: Name = name.parse().map_err(|error: crate::name::NameError| Failure::new(Code::JobRefused, error.to_string()))?;
+        let (_, manifest) = service.store.model(&name).map_err(refused)?;
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(model) = models.get(&name).filter(|model| model.digest == manifest.summary.digest) {
+            return Ok(model.clone());
+        }
+        let model = Arc::new(OpenModel::open(&service.store, &name).map_err(refused)?);
+        models.insert(name, model.clone());
+        Ok(model)
+    }
+
+    /// A job's limits: the defaults, its planned device memory, and what was given over both.
+    fn limits(
+        &self,
+        (model, data, held_out): (&OpenModel, &Item, &HeldOut),
+        (train, second): &Parts,
+        (parameters, loaded, given): (&Map<String, Value>, Option<&LoraConfig>, &[Limit]),
+        tokens: &mut Vec<Dataset>,
+    ) -> Limits {
+        let planned: Map<String, Value> =
+            PLANNED.iter().filter_map(|key| Some(((*key).to_owned(), parameters.get(*key)?.clone()))).collect();
+        let key = json!([model.digest, data.digest, held_out, planned]).to_string();
+        let plans = || self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = plans().get(&key).copied();
+        let limits = known.unwrap_or_else(|| {
+            // Kept while the other members are planned: they read the same rows.
+            let (limits, read) = plan::limits(model, (train, second.as_deref()), (parameters, loaded), &[]);
+            *tokens = read;
+            let mut plans = plans();
+            if plans.len() >= PLANS_MAX {
+                plans.clear();
+            }
+            plans.insert(key, limits);
+            limits
+        });
+        over(limits, given)
+    }
+}
