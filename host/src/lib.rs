@@ -12,7 +12,6 @@ pub mod cuda;
 mod doctor;
 mod engine;
 pub mod error;
-#[expect(dead_code, reason = "the service opens it")]
 mod floor;
 mod guest;
 mod import;
