@@ -32,8 +32,9 @@ pub(crate) fn run_all(slow: bool) -> anyhow::Result<()> {
         let search = ["test", "--quiet", "--package", "nodus-engine", "--features", fault, "--test", "engine", "exactness"];
         step(&format!("a build with {fault} is noticed"), || run(&mut cargo(&search)))?;
     }
-    // The end-to-end tests start the binary, which a test build of another package does not make.
-    step("binary", || run(&mut cargo(&["build", "--package", "nodus-host"])))?;
+    // The end-to-end tests start the binary, which a test build of another package does not make. Built with the tests, so that what they
+    // have in common has one set of features and is built once.
+    step("binary", || run(&mut cargo(&["build", "--workspace", "--bins", "--tests"])))?;
     let nvrtc = nvrtc::fetched()?;
     let model = if slow { Some(smollm2::gguf()?) } else { None };
     if slow {
