@@ -17,7 +17,7 @@ use crate::paths::{Paths, shown};
 use crate::random::Recipe;
 use crate::store::Store;
 use crate::text::bytes;
-use crate::{audit, bench, client, doctor, guest, import, run, serve, tenants};
+use crate::{audit, bench, client, doctor, engine, guest, import, run, serve, tenants};
 
 /// What `main` knows of where the program runs.
 #[derive(Clone)]
@@ -43,6 +43,7 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
     match &cli.mode {
         Mode::Guest(args) => return guest::serve_guests(args).map(|()| Ending::Done),
         Mode::Compile(args) => return guest::serve_compile(args, out).map(|()| Ending::Done),
+        Mode::Engine => return engine::serve(surroundings).map(|()| Ending::Done),
         // The data folder is the service's.
         Mode::Client(mode) => return client::run(surroundings, mode, out),
         Mode::Openapi => return serve::openapi(out).map(|()| Ending::Done),
@@ -98,7 +99,7 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
         Mode::Run(args) => return run::run(&store, surroundings, args, out),
         Mode::Audit(AuditMode::Replay(args)) => return audit::replay(&store, surroundings, args, out),
         Mode::Audit(AuditMode::Ledger(args)) => return audit::ledger(&store, args, out),
-        Mode::Audit(AuditMode::Verify(_)) | Mode::Doctor | Mode::Guest(_) | Mode::Compile(_) => Vec::new(),
+        Mode::Audit(AuditMode::Verify(_)) | Mode::Doctor | Mode::Guest(_) | Mode::Compile(_) | Mode::Engine => Vec::new(),
         Mode::Serve(_) | Mode::Tenant(_) | Mode::State(_) | Mode::Client(_) | Mode::Openapi => Vec::new(),
     };
     for line in said {

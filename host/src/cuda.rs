@@ -7,12 +7,13 @@ use std::path::PathBuf;
 use cap_std::fs::Dir;
 use nodus_kernels::DeviceError;
 use nodus_kernels::cuda::{Cache, Card, cards, probe};
+use serde::{Deserialize, Serialize};
 
 use crate::paths::Paths;
 use crate::text::count;
 
 /// What the environment says of devices; `main` reads it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DeviceEnv {
     /// `NODUS_DEVICE`: what `--device` is where it is not given.
     pub device: Option<String>,

@@ -8,106 +8,89 @@
 #if NODUS_BF16
 #include "attention_fast.cuh"
 
-// Key and value tiles go in turn through two places, so that one is filled while the other is used. Probabilities stay in registers.
-KERNEL __launch_bounds__(THREADS) attention(PARAMS Attention p) {
+// Key and value tiles go in turn through two places, so that one is filled while the other is used. Queries and probabilities stay in
+// registers; queries come by way of the second place.
+KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE <= 128 ? 3 : 1) attention(PARAMS Attention p) {
     extern __shared__ __align__(16) char shared[];
-    act *q = (act*)shared, *k = q + TILE * LD, *v = k + 2 * TILE * LD;
-    // The last tiles of a sequence see most keys: they begin first.
-    u32 row = (gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
-    u32 valid = valid_rows(p.q_tiles, row);
+    act *k = (act*)shared, *v = k + TILE * LD, *q = k + 2 * TILE * LD; // and again from q on
+    Place place = place_of(p);
+    u32 row = place.row, head = place.head, kv_head = head / (p.heads / p.kv_heads), valid = valid_rows(p.q_tiles, row);
     if (valid == 0) return;
     Segment keys = p.kv_segments[p.q_tiles[row / TILE_ROWS].segment];
     u32 begin, end;
     key_range(p, row, valid, keys.rows, begin, end);
     u32 base = threadIdx.x / 32 * 16, lowest = p.q_positions[row]; // this warp's 16 rows of the tile
-    u32 position[2];
+    auto fetch = [&](u32 key, u32 stage) {
+        u32 rows = min((u32)TILE, keys.rows - key);
+        begin_head(k + stage * 2 * TILE * LD, p.k, keys.start + key, rows, p.k_pitch, kv_head);
+        begin_head(v + stage * 2 * TILE * LD, p.v, keys.start + key, rows, p.v_pitch, kv_head);
+    };
+    begin_head(q, p.q, row, valid, p.q_pitch, head);
+    fetch(begin, 0);
+    Seen seen[2];
     bool real[2];
     float top[2] = {-INF, -INF}, sum[2] = {0, 0}, acc[WIDE / 8][4] = {}, scale = p.scale * LOG2E;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         u32 r = base + acc_row(2 * i);
         real[i] = r < valid;
-        position[i] = real[i] ? p.q_positions[row + r] : 0;
+        seen[i] = seen_keys(p, real[i] ? p.q_positions[row + r] : 0, real[i]);
     }
-    auto fetch = [&](u32 key, u32 stage) {
-        u32 rows = min((u32)TILE, keys.rows - key);
-        begin_head(k + stage * TILE * LD, p.k, keys.start + key, rows, p.kv_heads, kv_head);
-        begin_head(v + stage * TILE * LD, p.v, keys.start + key, rows, p.kv_heads, kv_head);
-    };
-    begin_head(q, p.q, row, valid, p.heads, head);
-    fetch(begin, 0);
+    arrived<2>();
+    __syncthreads();
+    u32 queries[WIDE / 16][4];
+    load_fragments<WIDE>(queries, q + base * LD, LD);
     u32 stage = 0;
     for (u32 key = begin; key < end; key += TILE, stage ^= 1) {
-        if (key + TILE < end) {
-            fetch(key + TILE, stage ^ 1);
-            arrived<2>();
-        } else {
-            arrived<0>();
-        }
+        arrived<0>();
         __syncthreads();
+        // Everybody is done with the other place.
+        if (key + TILE < end) fetch(key + TILE, stage ^ 1);
         float s[TILE / 8][4] = {};
-        shared_mma<false, TILE / 8, WIDE>(s, q + base * LD, LD, k + stage * TILE * LD, LD);
-        // Where every row of the tile sees every key, nothing is masked.
-        bool whole = key + TILE <= lowest + 1 && p.window == 0;
-        float peak[2] = {top[0], top[1]};
 #pragma unroll
-        for (int j = 0; j < TILE / 8; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                bool seen = whole || (real[i / 2] && sees(p, position[i / 2], key + j * 8 + acc_col(i)));
-                s[j][i] = seen ? s[j][i] * scale : -INF;
-                peak[i / 2] = fmaxf(peak[i / 2], s[j][i]);
-            }
+        for (int d = 0; d < WIDE; d += 16) step_mma<false, TILE / 8>(s, queries[d / 16], k + stage * 2 * TILE * LD + d, LD);
+        // Where every row of the tile sees every key, nothing is hidden.
+        if (key + TILE > lowest + 1 || p.window != 0) hide(s, seen, key, -INF);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            peak[i] = fmaxf(peak[i], __shfl_xor_sync(0xffffffffu, peak[i], 1));
-            peak[i] = fmaxf(peak[i], __shfl_xor_sync(0xffffffffu, peak[i], 2));
-            float shrink = top[i] == peak[i] ? 1.0f : exp2_fast(top[i] - peak[i]);
-            top[i] = peak[i];
+            float peak = top[i];
+#pragma unroll
+            for (int j = 0; j < TILE / 8; j++) peak = fmaxf(peak, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
+            peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
+            peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
+            // Where nothing has been seen yet the peak is -infinity, and so is every score: their powers are zero beside any number.
+            float level = peak == -INF ? 0.0f : peak * scale, shrink = exp2_fast(fmaf(top[i], scale, -level));
+            top[i] = peak;
             sum[i] *= shrink;
 #pragma unroll
             for (int j = 0; j < WIDE / 8; j++) acc[j][2 * i] *= shrink, acc[j][2 * i + 1] *= shrink;
+#pragma unroll
+            for (int j = 0; j < TILE / 8; j++)
+#pragma unroll
+                for (int c = 2 * i; c < 2 * i + 2; c++) {
+                    s[j][c] = exp2_fast(fmaf(s[j][c], scale, -level));
+                    sum[i] += s[j][c];
+                }
         }
-#pragma unroll
-        for (int j = 0; j < TILE / 8; j++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                // What is not seen is zero even where nothing has been seen yet (its peak is -infinity).
-                s[j][i] = s[j][i] == -INF ? 0.0f : exp2_fast(s[j][i] - top[i / 2]);
-                sum[i / 2] += s[j][i];
-            }
-        held_mma<WIDE / 8, TILE / 8>(acc, s, v + stage * TILE * LD, LD);
-        __syncthreads();
+        held_mma<WIDE / 8, TILE / 8>(acc, s, v + stage * 2 * TILE * LD, LD);
     }
+    float share[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
         sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
+        share[i] = 1.0f / sum[i];
         u64 at = (u64)(row + base + acc_row(2 * i)) * p.heads + head;
-        if (real[i] && threadIdx.x % 4 == 0) ((float*)p.lse)[at] = top[i] / LOG2E + logf(sum[i]);
+        if (real[i] && threadIdx.x % 4 == 0) ((float*)p.lse)[at] = top[i] * p.scale + logf(sum[i]);
     }
-#pragma unroll
-    for (int j = 0; j < WIDE / 8; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i += 2) {
-            u32 column = j * 8 + acc_col(i);
-            u64 at = ((u64)(row + base + acc_row(i)) * p.heads + head) * HEAD_DIM + column;
-            if (!real[i / 2]) continue;
-            float first = acc[j][i] / sum[i / 2], second = acc[j][i + 1] / sum[i / 2];
-            if (HEAD_DIM % 8 == 0) {
-                if (column < HEAD_DIM) *(u32*)((act*)p.out + at) = pack(first, second);
-            } else {
-                if (column < HEAD_DIM) store((act*)p.out + at, first);
-                if (column + 1 < HEAD_DIM) store((act*)p.out + at + 1, second);
-            }
-        }
+    store_head<WIDE / 8>((act*)p.out, acc, share, real, row + base, p.heads * HEAD_DIM, head);
 }
 #else
 KERNEL __launch_bounds__(THREADS) attention(PARAMS Attention p) {
     extern __shared__ __align__(16) char shared[];
     act *q = (act*)shared, *k = q + TILE * LD, *v = k + TILE * LD, *probs = v + TILE * LD;
-    u32 row = blockIdx.x * TILE, head = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
-    u32 valid = valid_rows(p.q_tiles, row);
+    Place place = place_of(p);
+    u32 row = place.row, head = place.head, kv_head = head / (p.heads / p.kv_heads), valid = valid_rows(p.q_tiles, row);
     if (valid == 0) return;
     Segment keys = p.kv_segments[p.q_tiles[row / TILE_ROWS].segment];
     u32 begin, end;
@@ -123,13 +106,13 @@ KERNEL __launch_bounds__(THREADS) attention(PARAMS Attention p) {
         real[i] = r < valid;
         position[i] = real[i] ? p.q_positions[row + r] : 0;
     }
-    load_head(q, p.q, row, valid, p.heads, head);
+    load_head(q, p.q, row, valid, p.q_pitch, head);
 
     for (u32 key = begin; key < end; key += TILE) {
         u32 rows = min((u32)TILE, keys.rows - key);
         __syncthreads();
-        load_head(k, p.k, keys.start + key, rows, p.kv_heads, kv_head);
-        load_head(v, p.v, keys.start + key, rows, p.kv_heads, kv_head);
+        load_head(k, p.k, keys.start + key, rows, p.k_pitch, kv_head);
+        load_head(v, p.v, keys.start + key, rows, p.v_pitch, kv_head);
         __syncthreads();
         float s[TILE / 8][4] = {};
         warp_mma<false, false>(s, q + base * LD, LD, k, LD, WIDE);

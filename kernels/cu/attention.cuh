@@ -31,6 +31,13 @@ struct Attention {
     u32 kv_heads;
     u32 window; // 0: none
     float scale;
+    // Elements from row to row: rows of q, k and v, and of their gradients, may stand beside one another.
+    u32 q_pitch;
+    u32 k_pitch;
+    u32 v_pitch;
+    u32 dq_pitch;
+    u32 dk_pitch;
+    u32 dv_pitch;
 };
 
 // Whether a query at `position` sees `key`. A padding query is at PADDING and its key numbers never reach that far: it is told apart by `valid`.
@@ -44,8 +51,8 @@ __device__ __forceinline__ u32 valid_rows(const Tile* tiles, u32 row) {
     return valid <= before ? 0 : min(valid - before, (u32)TILE);
 }
 
-__device__ __forceinline__ void load_head(act* tile, const act* x, u64 row, u32 rows, u32 heads, u32 head) {
-    load_tile<TILE, WIDE>(tile, LD, x + (row * heads + head) * HEAD_DIM, (u64)heads * HEAD_DIM, rows, HEAD_DIM);
+__device__ __forceinline__ void load_head(act* tile, const act* x, u64 row, u32 rows, u32 pitch, u32 head) {
+    load_tile<TILE, WIDE>(tile, LD, x + row * pitch + head * HEAD_DIM, pitch, rows, HEAD_DIM);
 }
 
 // The keys that the queries of a tile see between them: [begin, end), begin rounded down to a tile.
@@ -53,4 +60,13 @@ __device__ __forceinline__ void key_range(const Attention& p, u32 row, u32 valid
     u32 first = p.q_positions[row], last = p.q_positions[row + valid - 1];
     end = min(last + 1, keys);
     begin = p.window != 0 && first + 1 > p.window ? (first + 1 - p.window) / TILE * TILE : 0;
+}
+
+// The tile and the head of a block. Heads of one tile are neighbours, and the last tiles, which see most keys, begin first.
+struct Place {
+    u32 row, head;
+};
+__device__ __forceinline__ Place place_of(const Attention& p) {
+    u32 tile = gridDim.x / p.heads - 1 - blockIdx.x / p.heads;
+    return {tile * TILE, blockIdx.x % p.heads};
 }

@@ -8,14 +8,24 @@
 #include "attention.cuh"
 
 KERNEL attention_delta(PARAMS Attention p) {
+    // Neighbouring threads have a head between them, eight columns each, where that many threads are a power of two; else a warp has it.
+    constexpr bool EIGHT = HEAD_DIM % 8 == 0 && (HEAD_DIM / 8 & (HEAD_DIM / 8 - 1)) == 0;
+    constexpr u32 TEAM = EIGHT ? HEAD_DIM / 8 : 32, V = EIGHT ? 8 : 1;
     u32 row = blockIdx.x;
     if (p.q_positions[row] == PADDING) return;
-    for (u32 head = threadIdx.x / 32; head < p.heads; head += blockDim.x / 32) {
-        u64 at = ((u64)row * p.heads + head) * HEAD_DIM;
+    for (u32 item = threadIdx.x; item < p.heads * TEAM; item += blockDim.x) {
+        u64 at = (u64)row * p.heads * HEAD_DIM + item / TEAM * HEAD_DIM;
         float sum = 0;
-        for (u32 c = threadIdx.x % 32; c < HEAD_DIM; c += 32) sum = fmaf(to_float(p.dout[at + c]), to_float(p.out[at + c]), sum);
-        sum = warp_sum(sum);
-        if (threadIdx.x % 32 == 0) ((float*)p.delta)[(u64)row * p.heads + head] = sum;
+        for (u32 c = item % TEAM * V; c < HEAD_DIM; c += TEAM * V) {
+            float a[V], b[V];
+            load<V>(p.dout + at + c, a);
+            load<V>(p.out + at + c, b);
+#pragma unroll
+            for (int i = 0; i < V; i++) sum = fmaf(a[i], b[i], sum);
+        }
+#pragma unroll
+        for (u32 offset = TEAM / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(__activemask(), sum, offset);
+        if (item % TEAM == 0) ((float*)p.delta)[(u64)row * p.heads + item / TEAM] = sum;
     }
 }
 
@@ -25,88 +35,80 @@ KERNEL attention_delta(PARAMS Attention p) {
 // Tiles in flight: one is filled while the other is used, where shared memory has room.
 #define STAGES (WIDE <= 64 ? 2 : 1)
 
-KERNEL __launch_bounds__(THREADS) attention_dq(PARAMS Attention p) {
+KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE <= 128 ? 3 : 1) attention_dq(PARAMS Attention p) {
     extern __shared__ __align__(16) char shared[];
     act *q = (act*)shared, *dout = q + TILE * LD, *k = dout + TILE * LD, *v = k + STAGES * TILE * LD;
-    u32 row = (gridDim.x - 1 - blockIdx.x) * TILE, head = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
-    u32 valid = valid_rows(p.q_tiles, row);
+    Place place = place_of(p);
+    u32 row = place.row, head = place.head, kv_head = head / (p.heads / p.kv_heads), valid = valid_rows(p.q_tiles, row);
     if (valid == 0) return;
     Segment keys = p.kv_segments[p.q_tiles[row / TILE_ROWS].segment];
     u32 begin, end;
     key_range(p, row, valid, keys.rows, begin, end);
-
-    u32 base = threadIdx.x / 32 * 16, position[2], lowest = p.q_positions[row];
+    auto fetch = [&](u32 key, u32 stage) {
+        u32 rows = min((u32)TILE, keys.rows - key);
+        begin_head(k + stage * TILE * LD, p.k, keys.start + key, rows, p.k_pitch, kv_head);
+        begin_head(v + stage * TILE * LD, p.v, keys.start + key, rows, p.v_pitch, kv_head);
+    };
+    begin_head(q, p.q, row, valid, p.q_pitch, head);
+    begin_head(dout, p.dout, row, valid, p.heads * HEAD_DIM, head);
+    fetch(begin, 0);
+    u32 base = threadIdx.x / 32 * 16, lowest = p.q_positions[row], stage = 0;
+    Seen seen[2];
     bool real[2];
     float lse[2], delta[2], acc[WIDE / 8][4] = {}, scale = p.scale * LOG2E;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         u32 r = base + acc_row(2 * i);
         real[i] = r < valid;
-        position[i] = real[i] ? p.q_positions[row + r] : 0;
-        lse[i] = real[i] ? p.lse[(u64)(row + r) * p.heads + head] * LOG2E : 0;
+        seen[i] = seen_keys(p, real[i] ? p.q_positions[row + r] : 0, real[i]);
+        lse[i] = real[i] ? p.lse[(u64)(row + r) * p.heads + head] * -LOG2E : 0;
         delta[i] = real[i] ? p.delta[(u64)(row + r) * p.heads + head] : 0;
     }
-    auto fetch = [&](u32 key, u32 stage) {
-        u32 rows = min((u32)TILE, keys.rows - key);
-        begin_head(k + stage * TILE * LD, p.k, keys.start + key, rows, p.kv_heads, kv_head);
-        begin_head(v + stage * TILE * LD, p.v, keys.start + key, rows, p.kv_heads, kv_head);
-    };
-    begin_head(q, p.q, row, valid, p.heads, head);
-    begin_head(dout, p.dout, row, valid, p.heads, head);
-    fetch(begin, 0);
-    u32 stage = 0;
     for (u32 key = begin; key < end; key += TILE) {
-        if (STAGES == 2 && key + TILE < end) {
-            fetch(key + TILE, stage ^ 1);
-            arrived<2>();
-        } else {
-            arrived<0>();
-        }
+        arrived<0>();
         __syncthreads();
         const act *k_now = k + stage * TILE * LD, *v_now = v + stage * TILE * LD;
+        if (STAGES == 2 && key + TILE < end) fetch(key + TILE, stage ^= 1);
         float s[TILE / 8][4] = {}, dp[TILE / 8][4] = {};
-        shared_mma<false, TILE / 8, WIDE>(s, q + base * LD, LD, k_now, LD);
-        shared_mma<false, TILE / 8, WIDE>(dp, dout + base * LD, LD, v_now, LD);
-        bool whole = key + TILE <= lowest + 1 && p.window == 0;
+        shared_mma<TILE / 8, WIDE>(s, q + base * LD, LD, k_now, LD);
+        shared_mma<TILE / 8, WIDE>(dp, dout + base * LD, LD, v_now, LD);
 #pragma unroll
         for (int j = 0; j < TILE / 8; j++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                bool seen = real[i / 2] && (whole || sees(p, position[i / 2], key + j * 8 + acc_col(i)));
-                float prob = exp2_fast(fmaf(s[j][i], scale, -lse[i / 2]));
-                s[j][i] = seen ? prob * (dp[j][i] - delta[i / 2]) * p.scale : 0.0f;
-            }
+            for (int i = 0; i < 4; i++)
+                s[j][i] = exp2_fast(fmaf(s[j][i], scale, lse[i / 2])) * (dp[j][i] - delta[i / 2]) * p.scale;
+        if (key + TILE > lowest + 1 || p.window != 0) hide(s, seen, key, 0.0f);
         held_mma<WIDE / 8, TILE / 8>(acc, s, k_now, LD);
-        __syncthreads();
-        if (STAGES == 2) stage ^= 1;
-        else if (key + TILE < end) fetch(key + TILE, 0);
-    }
-#pragma unroll
-    for (int j = 0; j < WIDE / 8; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            u32 column = j * 8 + acc_col(i);
-            u64 at = (u64)(row + base + acc_row(i)) * p.heads + head;
-            if (real[i / 2] && column < HEAD_DIM) store(p.dq + at * HEAD_DIM + column, acc[j][i]);
+        if (STAGES == 1 && key + TILE < end) {
+            __syncthreads();
+            fetch(key + TILE, 0);
         }
+    }
+    float one[2] = {1, 1};
+    store_head<WIDE / 8>(p.dq, acc, one, real, row + base, p.dq_pitch, head);
 }
 
-KERNEL __launch_bounds__(THREADS) attention_dkv(PARAMS Attention p) {
+KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 3 : WIDE <= 128 ? 2 : 1) attention_dkv(PARAMS Attention p) {
     extern __shared__ __align__(16) char shared[];
     act *k = (act*)shared, *v = k + TILE * LD, *q = v + TILE * LD, *dout = q + STAGES * TILE * LD;
-    __shared__ float lse[2][TILE], delta[2][TILE];
-    __shared__ u32 position[2][TILE];
-    u32 row = blockIdx.x * TILE, head = blockIdx.y, group = p.heads / p.kv_heads, kv_head = head / group;
+    __shared__ __align__(8) float lse[STAGES][TILE], delta[STAGES][TILE];
+    __shared__ __align__(8) u32 position[STAGES][TILE];
+    // The first tiles of a sequence are seen by most queries: they begin first.
+    u32 row = blockIdx.x / p.heads * TILE, head = blockIdx.x % p.heads, group = p.heads / p.kv_heads, kv_head = head / group;
     u32 valid = valid_rows(p.kv_tiles, row);
     if (valid == 0) return;
     u32 segment = p.kv_tiles[row / TILE_ROWS].segment;
-    Segment queries = p.q_segments[segment];
-    u32 key = row - p.kv_segments[segment].start; // position of the tile's first key
+    Segment queries = p.q_segments[segment], keys = p.kv_segments[segment];
+    u32 key = row - keys.start; // position of the tile's first key
     u32 base = threadIdx.x / 32 * 16;
     float dk[WIDE / 8][4] = {}, dv[WIDE / 8][4] = {}, scale = p.scale * LOG2E;
 
-    // The tile of queries from `first` on that sees a key, or the end.
+    // The tile of queries from `first` on that sees a key, or the end. Where every position has a query, it is a matter of counting.
     auto next = [&](u32 first) {
+        if (queries.rows == keys.rows) {
+            first = max(first, key);
+            return p.window == 0 || first < key + TILE - 1 + p.window ? first : queries.rows;
+        }
         for (; first < queries.rows; first += TILE) {
             u32 rows = min((u32)TILE, queries.rows - first), q_row = queries.start + first;
             bool after = p.q_positions[q_row + rows - 1] >= key;
@@ -116,72 +118,82 @@ KERNEL __launch_bounds__(THREADS) attention_dkv(PARAMS Attention p) {
     };
     auto fetch = [&](u32 first, u32 stage) {
         u32 rows = min((u32)TILE, queries.rows - first), q_row = queries.start + first;
-        begin_head(q + stage * TILE * LD, p.q, q_row, rows, p.heads, head);
-        begin_head(dout + stage * TILE * LD, p.dout, q_row, rows, p.heads, head);
+        begin_head(q + stage * TILE * LD, p.q, q_row, rows, p.q_pitch, head);
+        begin_head(dout + stage * TILE * LD, p.dout, q_row, rows, p.heads * HEAD_DIM, head);
         for (u32 r = threadIdx.x; r < TILE; r += THREADS) {
             bool real = r < rows;
             position[stage][r] = real ? p.q_positions[q_row + r] : PADDING;
-            lse[stage][r] = real ? p.lse[(u64)(q_row + r) * p.heads + head] * LOG2E : 0;
+            lse[stage][r] = real ? p.lse[(u64)(q_row + r) * p.heads + head] * -LOG2E : 0;
             delta[stage][r] = real ? p.delta[(u64)(q_row + r) * p.heads + head] : 0;
         }
     };
-    begin_head(k, p.k, row, valid, p.kv_heads, kv_head);
-    begin_head(v, p.v, row, valid, p.kv_heads, kv_head);
+    begin_head(k, p.k, row, valid, p.k_pitch, kv_head);
+    begin_head(v, p.v, row, valid, p.v_pitch, kv_head);
     u32 first = next(0), stage = 0;
     if (first < queries.rows) fetch(first, 0);
     while (first < queries.rows) {
-        u32 after = next(first + TILE);
-        if (STAGES == 2 && after < queries.rows) {
-            fetch(after, stage ^ 1);
-            arrived<2>();
-        } else {
-            arrived<0>();
-        }
+        u32 after = next(first + TILE), now = stage;
+        arrived<0>();
         __syncthreads();
-        const act *q_now = q + stage * TILE * LD, *dout_now = dout + stage * TILE * LD;
+        if (STAGES == 2 && after < queries.rows) fetch(after, stage ^= 1);
+        const act *q_now = q + now * TILE * LD, *dout_now = dout + now * TILE * LD;
         // Transposed: rows are keys, columns are queries.
         float s[TILE / 8][4] = {}, dp[TILE / 8][4] = {};
-        shared_mma<false, TILE / 8, WIDE>(s, k + base * LD, LD, q_now, LD);
-        shared_mma<false, TILE / 8, WIDE>(dp, v + base * LD, LD, dout_now, LD);
+        shared_mma<TILE / 8, WIDE>(s, k + base * LD, LD, q_now, LD);
+        shared_mma<TILE / 8, WIDE>(dp, v + base * LD, LD, dout_now, LD);
+        // Where every query of the tile sees every key, nothing is hidden. Positions ascend.
+        bool whole = position[now][0] >= key + TILE - 1 && p.window == 0 && queries.rows - first >= TILE;
 #pragma unroll
-        for (int j = 0; j < TILE / 8; j++)
+        for (int j = 0; j < TILE / 8; j++) {
+            u32 column = j * 8 + acc_col(0);
+            float2 level = *(float2*)&lse[now][column], less = *(float2*)&delta[now][column];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                u32 column = j * 8 + acc_col(i), at = base + acc_row(i), place = position[stage][column];
-                bool seen = at < valid && place != PADDING && sees(p, place, key + at);
-                float prob = exp2_fast(fmaf(s[j][i], scale, -lse[stage][column]));
-                s[j][i] = seen ? prob : 0.0f;
-                dp[j][i] = seen ? prob * (dp[j][i] - delta[stage][column]) * p.scale : 0.0f;
+                s[j][i] = exp2_fast(fmaf(s[j][i], scale, i % 2 ? level.y : level.x));
+                dp[j][i] = s[j][i] * (dp[j][i] - (i % 2 ? less.y : less.x)) * p.scale;
             }
+            if (whole) continue;
+            uint2 at = *(uint2*)&position[now][column];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                u32 query = i % 2 ? at.y : at.x, place = base + acc_row(i);
+                bool seen = place < valid && query != PADDING && sees(p, query, key + place);
+                s[j][i] = seen ? s[j][i] : 0.0f;
+                dp[j][i] = seen ? dp[j][i] : 0.0f;
+            }
+        }
         held_mma<WIDE / 8, TILE / 8>(dv, s, dout_now, LD);
         held_mma<WIDE / 8, TILE / 8>(dk, dp, q_now, LD);
-        __syncthreads();
-        if (STAGES == 2) stage ^= 1;
-        else if (after < queries.rows) fetch(after, 0);
+        if (STAGES == 1 && after < queries.rows) {
+            __syncthreads();
+            fetch(after, 0);
+        }
         first = after;
+    }
+    bool real[2] = {base + acc_row(0) < valid, base + acc_row(2) < valid};
+    if (group == 1) {
+        float one[2] = {1, 1};
+        store_head<WIDE / 8>(p.dk, dk, one, real, row + base, p.dk_pitch, head);
+        store_head<WIDE / 8>(p.dv, dv, one, real, row + base, p.dv_pitch, head);
+        return;
     }
 #pragma unroll
     for (int j = 0; j < WIDE / 8; j++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            u32 column = j * 8 + acc_col(i), at = base + acc_row(i);
-            if (at >= valid || column >= HEAD_DIM) continue;
-            u64 to = ((u64)(row + at) * p.heads + head) * HEAD_DIM + column;
-            if (group == 1) {
-                store(p.dk + to, dk[j][i]);
-                store(p.dv + to, dv[j][i]);
-            } else {
-                p.dk_parts[to] = dk[j][i];
-                p.dv_parts[to] = dv[j][i];
-            }
+            u32 column = j * 8 + acc_col(i);
+            if (!real[i / 2] || column >= HEAD_DIM) continue;
+            u64 to = ((u64)(row + base + acc_row(i)) * p.heads + head) * HEAD_DIM + column;
+            p.dk_parts[to] = dk[j][i];
+            p.dv_parts[to] = dv[j][i];
         }
 }
 #else
 KERNEL __launch_bounds__(THREADS) attention_dq(PARAMS Attention p) {
     extern __shared__ __align__(16) char shared[];
     act *q = (act*)shared, *dout = q + TILE * LD, *k = dout + TILE * LD, *v = k + TILE * LD, *ds = v + TILE * LD;
-    u32 row = blockIdx.x * TILE, head = blockIdx.y, kv_head = head / (p.heads / p.kv_heads);
-    u32 valid = valid_rows(p.q_tiles, row);
+    Place place = place_of(p);
+    u32 row = place.row, head = place.head, kv_head = head / (p.heads / p.kv_heads), valid = valid_rows(p.q_tiles, row);
     if (valid == 0) return;
     Segment keys = p.kv_segments[p.q_tiles[row / TILE_ROWS].segment];
     u32 begin, end;
@@ -198,14 +210,14 @@ KERNEL __launch_bounds__(THREADS) attention_dq(PARAMS Attention p) {
         lse[i] = real[i] ? p.lse[(u64)(row + r) * p.heads + head] : 0;
         delta[i] = real[i] ? p.delta[(u64)(row + r) * p.heads + head] : 0;
     }
-    load_head(q, p.q, row, valid, p.heads, head);
-    load_head(dout, p.dout, row, valid, p.heads, head);
+    load_head(q, p.q, row, valid, p.q_pitch, head);
+    load_head(dout, p.dout, row, valid, p.heads * HEAD_DIM, head);
 
     for (u32 key = begin; key < end; key += TILE) {
         u32 rows = min((u32)TILE, keys.rows - key);
         __syncthreads();
-        load_head(k, p.k, keys.start + key, rows, p.kv_heads, kv_head);
-        load_head(v, p.v, keys.start + key, rows, p.kv_heads, kv_head);
+        load_head(k, p.k, keys.start + key, rows, p.k_pitch, kv_head);
+        load_head(v, p.v, keys.start + key, rows, p.v_pitch, kv_head);
         __syncthreads();
         float s[TILE / 8][4] = {}, dp[TILE / 8][4] = {};
         warp_mma<false, false>(s, q + base * LD, LD, k, LD, WIDE);
@@ -228,8 +240,8 @@ KERNEL __launch_bounds__(THREADS) attention_dq(PARAMS Attention p) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             u32 column = j * 8 + acc_col(i);
-            u64 at = (u64)(row + base + acc_row(i)) * p.heads + head;
-            if (real[i / 2] && column < HEAD_DIM) store(p.dq + at * HEAD_DIM + column, acc[j][i]);
+            u64 at = (u64)(row + base + acc_row(i)) * p.dq_pitch + head * HEAD_DIM;
+            if (real[i / 2] && column < HEAD_DIM) store(p.dq + at + column, acc[j][i]);
         }
 }
 
@@ -238,7 +250,7 @@ KERNEL __launch_bounds__(THREADS) attention_dkv(PARAMS Attention p) {
     act *k = (act*)shared, *v = k + TILE * LD, *q = v + TILE * LD, *dout = q + TILE * LD, *probs = dout + TILE * LD;
     __shared__ float lse[TILE], delta[TILE];
     __shared__ u32 position[TILE];
-    u32 row = blockIdx.x * TILE, head = blockIdx.y, group = p.heads / p.kv_heads, kv_head = head / group;
+    u32 row = blockIdx.x / p.heads * TILE, head = blockIdx.x % p.heads, group = p.heads / p.kv_heads, kv_head = head / group;
     u32 valid = valid_rows(p.kv_tiles, row);
     if (valid == 0) return;
     u32 segment = p.kv_tiles[row / TILE_ROWS].segment;
@@ -246,8 +258,8 @@ KERNEL __launch_bounds__(THREADS) attention_dkv(PARAMS Attention p) {
     u32 key = row - p.kv_segments[segment].start; // position of the tile's first key
     u32 base = threadIdx.x / 32 * 16;
     float dk[WIDE / 8][4] = {}, dv[WIDE / 8][4] = {};
-    load_head(k, p.k, row, valid, p.kv_heads, kv_head);
-    load_head(v, p.v, row, valid, p.kv_heads, kv_head);
+    load_head(k, p.k, row, valid, p.k_pitch, kv_head);
+    load_head(v, p.v, row, valid, p.v_pitch, kv_head);
 
     for (u32 first = 0; first < queries.rows; first += TILE) {
         u32 rows = min((u32)TILE, queries.rows - first);
@@ -255,8 +267,8 @@ KERNEL __launch_bounds__(THREADS) attention_dkv(PARAMS Attention p) {
         if (p.q_positions[q_row + rows - 1] < key) continue;
         if (p.window != 0 && p.q_positions[q_row] >= key + TILE - 1 + p.window) continue;
         __syncthreads();
-        load_head(q, p.q, q_row, rows, p.heads, head);
-        load_head(dout, p.dout, q_row, rows, p.heads, head);
+        load_head(q, p.q, q_row, rows, p.q_pitch, head);
+        load_head(dout, p.dout, q_row, rows, p.heads * HEAD_DIM, head);
         for (u32 r = threadIdx.x; r < TILE; r += THREADS) {
             bool real = r < rows;
             position[r] = real ? p.q_positions[q_row + r] : PADDING;
@@ -296,8 +308,8 @@ KERNEL __launch_bounds__(THREADS) attention_dkv(PARAMS Attention p) {
             if (at >= valid || column >= HEAD_DIM) continue;
             u64 to = ((u64)(row + at) * p.heads + head) * HEAD_DIM + column;
             if (group == 1) {
-                store(p.dk + to, dk[j][i]);
-                store(p.dv + to, dv[j][i]);
+                store(p.dk + (u64)(row + at) * p.dk_pitch + head * HEAD_DIM + column, dk[j][i]);
+                store(p.dv + (u64)(row + at) * p.dv_pitch + head * HEAD_DIM + column, dv[j][i]);
             } else {
                 p.dk_parts[to] = dk[j][i];
                 p.dv_parts[to] = dv[j][i];
@@ -316,7 +328,7 @@ KERNEL attention_dkv_sum(PARAMS Attention p) {
             dk += p.dk_parts[from + head * HEAD_DIM];
             dv += p.dv_parts[from + head * HEAD_DIM];
         }
-        store(p.dk + (u64)row * p.kv_heads * HEAD_DIM + i, dk);
-        store(p.dv + (u64)row * p.kv_heads * HEAD_DIM + i, dv);
+        store(p.dk + (u64)row * p.dk_pitch + i, dk);
+        store(p.dv + (u64)row * p.dv_pitch + i, dv);
     }
 }

@@ -25,16 +25,21 @@ template <bool BT, int NB> __device__ __forceinline__ void step_mma(float (&acc)
     }
 }
 
-// acc (16 x 8 NB) += A B, A (16 x K) by rows in shared memory.
-template <bool BT, int NB, int K>
-__device__ __forceinline__ void shared_mma(float (&acc)[NB][4], const act* a, u32 lda, const act* b, u32 ldb) {
+// A (16 x K, by rows in shared memory) as step_mma wants it.
+template <int K> __device__ __forceinline__ void load_fragments(u32 (&a)[K / 16][4], const act* from, u32 ld) {
     u32 lane = threadIdx.x % 32;
-    const act* from = a + lane % 16 * lda + lane / 16 * 8;
+#pragma unroll
+    for (int k = 0; k < K; k += 16) fragment_a<false>(a[k / 16], from + lane % 16 * ld + lane / 16 * 8 + k);
+}
+
+// acc (16 x 8 NB) += A B, A (16 x K) by rows and B by columns in shared memory.
+template <int NB, int K> __device__ __forceinline__ void shared_mma(float (&acc)[NB][4], const act* a, u32 lda, const act* b, u32 ldb) {
+    u32 lane = threadIdx.x % 32;
 #pragma unroll
     for (int k = 0; k < K; k += 16) {
         u32 fa[4];
-        fragment_a<false>(fa, from + k);
-        step_mma<BT, NB>(acc, fa, BT ? b + k * ldb : b + k, ldb);
+        fragment_a<false>(fa, a + lane % 16 * lda + lane / 16 * 8 + k);
+        step_mma<false, NB>(acc, fa, b + k, ldb);
     }
 }
 
@@ -48,6 +53,47 @@ template <int NB, int KB> __device__ __forceinline__ void held_mma(float (&acc)[
 }
 
 // load_head without waiting: what lies past `rows` or the head is zero. Ends with `arrived`.
-__device__ __forceinline__ void begin_head(act* tile, const act* x, u64 row, u32 rows, u32 heads, u32 head) {
-    begin_tile<TILE, WIDE, THREADS>(tile, LD, x + (row * heads + head) * HEAD_DIM, (u64)heads * HEAD_DIM, rows, HEAD_DIM);
+__device__ __forceinline__ void begin_head(act* tile, const act* x, u64 row, u32 rows, u32 pitch, u32 head) {
+    // Rows hold whole heads, so where a head is a multiple of 16 bytes everything begins at one.
+    begin_tile<TILE, WIDE, THREADS, HEAD_DIM % 8 == 0>(tile, LD, x + row * pitch + head * HEAD_DIM, pitch, rows, HEAD_DIM);
+}
+
+// The keys that a query sees: key - first < count, in numbers that wrap. Nothing for a row that is padding.
+struct Seen {
+    u32 first, count;
+};
+__device__ __forceinline__ Seen seen_keys(const Attention& p, u32 position, bool real) {
+    u32 first = p.window != 0 && position + 1 > p.window ? position + 1 - p.window : 0;
+    return {first, real ? position + 1 - first : 0};
+}
+
+// s (rows of queries, 16 x 8 NB columns of keys from `key` on) becomes `hidden` where a query does not see a key.
+template <int NB> __device__ __forceinline__ void hide(float (&s)[NB][4], const Seen (&seen)[2], u32 key, float hidden) {
+    u32 at[2] = {key + acc_col(0) - seen[0].first, key + acc_col(0) - seen[1].first};
+#pragma unroll
+    for (int j = 0; j < NB; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) s[j][i] = at[i / 2] + (j * 8 + i % 2) < seen[i / 2].count ? s[j][i] : hidden;
+}
+
+// What a warp accumulated for 16 rows of a head, each row times its factor, to where it belongs. Rows that are not real are untouched.
+template <int NB>
+__device__ __forceinline__ void store_head(
+    act* to, const float (&acc)[NB][4], const float (&factor)[2], const bool (&real)[2], u64 row, u32 pitch, u32 head) {
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        if (!real[i / 2]) continue;
+        act* from = to + (row + acc_row(i)) * pitch + head * HEAD_DIM;
+#pragma unroll
+        for (int j = 0; j < NB; j++) {
+            u32 column = j * 8 + acc_col(i);
+            float first = acc[j][i] * factor[i / 2], second = acc[j][i + 1] * factor[i / 2];
+            if (HEAD_DIM % 8 == 0) {
+                if (j * 8 < HEAD_DIM) *(u32*)(from + column) = pack(first, second);
+            } else {
+                if (column < HEAD_DIM) store(from + column, first);
+                if (column + 1 < HEAD_DIM) store(from + column + 1, second);
+            }
+        }
+    }
 }

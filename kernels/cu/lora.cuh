@@ -26,13 +26,13 @@ struct Rows {
 
 // A module of a call.
 struct Module {
-    act* y;       // rows x wide: what is added to, or dy
+    act* y;       // rows x wide, `pitch` apart: what is added to, or dy
     float* s;     // rows x s_width: s, written forward and read backward
     float* ds;    // the same of ds
     u32 wide;     // of y
     u32 s_width;
     u32 blocks;   // of 8 ranks, of the largest rank
-    u32 zero;
+    u32 pitch;    // elements from row to row of y
 };
 
 #define MODULES 3
@@ -49,20 +49,22 @@ struct Lora {
     u32 count; // of groups
     u32 used;  // modules
     u32 ranks; // of a patch of gradients: the largest rank, rounded up to 8
+    u32 columns; // blocks of columns: blocks that are neighbours have neighbouring columns of the same rows
 };
 
 // Both products below keep their operands in registers. A lane holds rows g = lane / 4 and g + 8 of 16; with t = lane % 4 it holds eight
 // neighbours: of the inner dimension (shrink: 8 t .. 8 t + 8 of 32) or of the columns (expand: likewise), 16 bytes of bf16. The tensor
 // cores take them in that order: which of their inner places or columns an element stands at is ours to choose, if both sides agree.
 
-// W's eight elements (k .. k + 8) of column n, by rows of `inner` (A) or by columns `rank` apart (B^T); zero past either end.
-template <bool BY_ROWS> __device__ __forceinline__ void load_narrow(float (&w)[8], const float* from, u32 n, u32 rank, u32 k, u32 inner) {
-    if (BY_ROWS && inner % 4 == 0 && (u64)from % 16 == 0 && n < rank && k + 8 <= inner) {
+// W's eight elements (k .. k + 8) of column n of `count`, by rows of `inner` (A) or by columns `rank` apart (B^T); zero past either end.
+template <bool BY_ROWS>
+__device__ __forceinline__ void load_narrow(float (&w)[8], const float* from, u32 n, u32 count, u32 rank, u32 k, u32 inner) {
+    if (BY_ROWS && inner % 4 == 0 && (u64)from % 16 == 0 && n < count && k + 8 <= inner) {
         load<8>(from + (u64)n * inner + k, w);
     } else {
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            w[i] = n < rank && k + i < inner ? from[BY_ROWS ? (u64)n * inner + k + i : (u64)(k + i) * rank + n] : 0.0f;
+            w[i] = n < count && k + i < inner ? from[BY_ROWS ? (u64)n * inner + k + i : (u64)(k + i) * rank + n] : 0.0f;
     }
 }
 
@@ -74,101 +76,125 @@ template <bool BY_ROWS> __device__ __forceinline__ void load_narrow(float (&w)[8
 #define UNROLL(DROP) 1
 #endif
 
-#define SHRINK_ROWS 16
+// Eight neighbours as they are stored: what is fetched ahead takes no more registers than bytes.
+struct Eight {
+    uint4 words[sizeof(act) / 2];
+};
+__device__ __forceinline__ void hold(Eight& held, const act* from) {
+#pragma unroll
+    for (int i = 0; i < sizeof(act) / 2; i++) held.words[i] = ((const uint4*)from)[i];
+}
+
 #define SHRINK_BLOCKS 4 // of 8 ranks, of any modules
 #define SHRINK_THREADS 512
 
-// Forward: s (16 rows x 8 ranks, for four blocks of ranks of any modules) = x A^T, x dropped out. Backward: ds = scale * dy B, of one module.
-// Sixteen warps take 32 inner elements each in turn; their sums are added in order.
-template <bool FORWARD, bool DROP> __device__ __forceinline__ void shrink(const Lora& p) {
-    constexpr int WARPS = SHRINK_THREADS / 32, BLOCKS = SHRINK_BLOCKS;
-    __shared__ float sums[WARPS][SHRINK_ROWS][BLOCKS * 8];
-    Rows tile = p.tiles[blockIdx.x / (TILE_ROWS / SHRINK_ROWS)];
-    u32 before = blockIdx.x % (TILE_ROWS / SHRINK_ROWS) * SHRINK_ROWS;
+// A block of up to 8 ranks of one module.
+struct Ranks {
+    const float* narrow;
+    float* s;
+    u32 count; // 0: there is no such block, or the group has none of its ranks
+    u32 rank, first, s_width, module;
+};
+
+// The block of ranks that is at a place of the list of all modules' blocks, or of one module's where ALONE.
+template <bool FORWARD> __device__ __forceinline__ Ranks ranks_at(const Lora& p, const Rows& tile, u32 block) {
+    u32 m = FORWARD ? 0 : blockIdx.z;
+    if (FORWARD)
+        while (m < p.used && block >= p.modules[m].blocks) block -= p.modules[m].blocks, m++;
+    Ranks ranks = {};
+    if (m >= p.used || block >= p.modules[m].blocks) return ranks;
+    const Group& group = p.groups[m * p.count + tile.group];
+    const Module& module = p.modules[m];
+    u32 first = block * 8, count = group.rank > first ? min(group.rank - first, 8u) : 0;
+    return {FORWARD ? group.a : group.b, FORWARD ? module.s : module.ds, count, group.rank, first, module.s_width, m};
+}
+
+// Forward: s (16 rows x 8 ranks, for BLOCKS blocks of ranks of any modules) = x A^T, x dropped out. Backward: ds = scale * dy B, of one
+// module. Sixteen warps take 32 inner elements each in turn; their sums are added in order.
+template <bool FORWARD, bool DROP, int BLOCKS> __device__ __forceinline__ void shrink(const Lora& p) {
+    constexpr int WARPS = SHRINK_THREADS / 32;
+    constexpr u32 ROWS = 16;
+    __shared__ float sums[WARPS][16][BLOCKS * 8];
+    __shared__ Ranks all[BLOCKS];
+    Rows tile = p.tiles[blockIdx.x / (TILE_ROWS / ROWS)];
+    u32 before = blockIdx.x % (TILE_ROWS / ROWS) * ROWS;
     if (before >= tile.valid) return;
-    u32 rows = min(tile.valid - before, (u32)SHRINK_ROWS);
+    u32 rows = min(tile.valid - before, ROWS);
     u64 row = tile.row + before;
     u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-
-    // Which module and which of its ranks each block is.
-    u32 module[BLOCKS], first[BLOCKS];
-    bool any = false;
+    if (threadIdx.x < BLOCKS) all[threadIdx.x] = ranks_at<FORWARD>(p, tile, blockIdx.y * BLOCKS + threadIdx.x);
+    __syncthreads();
+    const Group* groups = p.groups + tile.group;
+    const act* x_rows = (FORWARD ? p.x : p.modules[blockIdx.z].y) + row * (FORWARD ? p.wide : p.modules[blockIdx.z].pitch);
+    u32 wide = FORWARD ? p.wide : p.modules[blockIdx.z].wide, pitch = FORWARD ? p.wide : p.modules[blockIdx.z].pitch;
+    const float* narrow[BLOCKS];
+    u32 count[BLOCKS], rank[BLOCKS];
+    bool any = false, eight = pitch % 8 == 0 && wide % 8 == 0 && (u64)x_rows % 16 == 0;
 #pragma unroll
     for (int j = 0; j < BLOCKS; j++) {
-        u32 m = FORWARD ? 0 : blockIdx.z, block = blockIdx.y * BLOCKS + j;
-        if (FORWARD)
-            while (m < p.used && block >= p.modules[m].blocks) block -= p.modules[m].blocks, m++;
-        bool real = m < p.used && block < p.modules[m].blocks && block * 8 < p.groups[m * p.count + tile.group].rank;
-        module[j] = real ? m : MODULES;
-        first[j] = block * 8;
-        any |= real;
+        u32 first = all[j].first;
+        count[j] = all[j].count, rank[j] = all[j].rank, any |= count[j] > 0;
+        narrow[j] = all[j].narrow + (FORWARD ? (u64)first * wide : first);
     }
     if (!any) return;
-    const Group* groups = p.groups + tile.group;
-    const act* x_rows = FORWARD ? p.x : p.modules[blockIdx.z].y;
-    u32 wide = FORWARD ? p.wide : p.modules[blockIdx.z].wide;
 #if NODUS_BF16
     float acc[BLOCKS][4] = {};
 #else
     float acc[BLOCKS][2][8] = {};
 #endif
-    const float* narrow[BLOCKS];
-    u32 ranks[BLOCKS];
-#pragma unroll
-    for (int j = 0; j < BLOCKS; j++) {
-        const Group* group = groups + (module[j] < MODULES ? module[j] : 0) * p.count;
-        narrow[j] = FORWARD ? group->a : group->b;
-        ranks[j] = module[j] < MODULES ? group->rank : 0;
-    }
 #pragma unroll UNROLL(DROP)
     for (u32 k = warp * 32 + t * 8; k < (wide + 31) / 32 * 32; k += WARPS * 32) {
-        float x[2][8];
+        Eight x[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             u32 r = g + half * 8;
-            bool real = r < rows;
-            if (wide % 8 == 0) {
+            const act* from = x_rows + (u64)r * pitch + k;
+            x[half] = {};
+            if (eight && r < rows && k < wide) hold(x[half], from);
+            if (eight || r >= rows) continue;
+            float v[8];
 #pragma unroll
-                for (int i = 0; i < 8; i++) x[half][i] = 0;
-                if (real && k < wide) load<8>(x_rows + (row + r) * wide + k, x[half]);
-            } else {
-#pragma unroll
-                for (int i = 0; i < 8; i++) x[half][i] = real && k + i < wide ? to_float(x_rows[(row + r) * wide + k + i]) : 0.0f;
-            }
+            for (int i = 0; i < 8; i++) v[i] = k + i < wide ? to_float(from[i]) : 0.0f;
+            save<8>((act*)&x[half], v);
         }
 #pragma unroll
         for (int j = 0; j < BLOCKS; j++) {
-            if (ranks[j] == 0) continue;
+            if (count[j] == 0) continue;
             float w[8];
-            load_narrow<FORWARD>(w, narrow[j], first[j] + g, ranks[j], k, wide);
-            float d[2][8];
+            load_narrow<FORWARD>(w, narrow[j], g, count[j], rank[j], k, wide);
+            Eight d[2] = {x[0], x[1]};
+            if constexpr (DROP) {
+                const Group* group = groups + all[j].module * p.count;
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-#pragma unroll
-                for (int i = 0; i < 8; i++) d[half][i] = x[half][i];
-                if constexpr (DROP) {
-                    const Group* group = groups + module[j] * p.count;
+                for (int half = 0; half < 2; half++) {
                     u32 r = g + half * 8;
-                    if (r < rows && group->probability > 0)
-                        dropout<8>(d[half], group->key, tile.sequence, p.positions[row + r], k, group->probability);
+                    if (r >= rows || !(group->probability > 0)) continue;
+                    float v[8];
+                    load<8>((const act*)&d[half], v);
+                    dropout<8>(v, group->key, tile.sequence, p.positions[row + r], k, group->probability);
+                    save<8>((act*)&d[half], v);
                 }
             }
 #if NODUS_BF16
+            uint4 low = d[0].words[0], high = d[1].words[0];
+            u32 a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
 #pragma unroll
-            for (int i = 0; i < 8; i += 4) {
-                u32 a[4] = {pack(d[0][i], d[0][i + 1]), pack(d[1][i], d[1][i + 1]), pack(d[0][i + 2], d[0][i + 3]), pack(d[1][i + 2], d[1][i + 3])};
-                u32 b[2] = {pack(w[i], w[i + 1]), pack(w[i + 2], w[i + 3])};
-                mma(acc[j], a, b);
+            for (int i = 0; i < 2; i++) {
+                u32 b[2] = {pack(w[4 * i], w[4 * i + 1]), pack(w[4 * i + 2], w[4 * i + 3])};
+                mma(acc[j], a[i], b);
             }
 #else
+            float v[2][8];
+            load<8>((const act*)&d[0], v[0]);
+            load<8>((const act*)&d[1], v[1]);
             // Column n's elements are with the lanes whose g is n.
 #pragma unroll
             for (int n = 0; n < 8; n++)
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
                     float value = __shfl_sync(0xffffffffu, w[i], n * 4 + t);
-                    acc[j][0][n] = fmaf(d[0][i], value, acc[j][0][n]);
-                    acc[j][1][n] = fmaf(d[1][i], value, acc[j][1][n]);
+                    acc[j][0][n] = fmaf(v[0][i], value, acc[j][0][n]);
+                    acc[j][1][n] = fmaf(v[1][i], value, acc[j][1][n]);
                 }
 #endif
         }
@@ -191,19 +217,14 @@ template <bool FORWARD, bool DROP> __device__ __forceinline__ void shrink(const 
 #endif
     }
     __syncthreads();
-    // A thread a sum: 16 rows of 32.
+    // A thread a sum: 16 rows of 8 BLOCKS.
     u32 r = threadIdx.x / (BLOCKS * 8), c = threadIdx.x % (BLOCKS * 8), n = c % 8;
-    if (r >= rows) return;
+    const Ranks& to = all[c / 8];
+    if (r >= rows || n >= to.count) return;
+    float sum = 0;
 #pragma unroll
-    for (int j = 0; j < BLOCKS; j++) {
-        if (c / 8 != j || first[j] + n >= ranks[j]) continue;
-        float sum = 0;
-#pragma unroll
-        for (int part = 0; part < WARPS; part++) sum += sums[part][r][c];
-        const Module& to = p.modules[module[j]];
-        float* s = FORWARD ? to.s : to.ds;
-        s[(row + r) * to.s_width + first[j] + n] = FORWARD ? sum : groups[module[j] * p.count].scale * sum;
-    }
+    for (int part = 0; part < WARPS; part++) sum += sums[part][r][c];
+    to.s[(row + r) * to.s_width + to.first + n] = FORWARD ? sum : groups[to.module * p.count].scale * sum;
 }
 
 #define EXPAND_COLS 128
@@ -215,8 +236,18 @@ template <bool TRANSPOSED, int SUBS>
 __device__ __forceinline__ void narrow_product(
     float (&acc)[SUBS][4][4], const float* narrow, u32 rank, u32 wide, u32 column, const float* s, u32 s_width, u64 row, u32 rows) {
     u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    auto element = [&](u32 k, u32 c) { return k < rank && c < wide ? narrow[TRANSPOSED ? (u64)c * rank + k : (u64)k * wide + c] : 0.0f; };
-    auto inner = [&](u32 r, u32 k) { return r < rows && k < rank ? s[(row + r) * s_width + k] : 0.0f; };
+    // What lies past the rank is zero on both sides; rows and columns past theirs are others', of results that nobody stores. Loads are not
+    // within branches: so all are under way at once.
+    auto element = [](const float* from, u64 at, bool real) {
+        float value = from[real ? at : 0];
+        return real ? value : 0.0f;
+    };
+    auto weight = [&](u32 k, u32 c) {
+        c = min(c, wide - 1);
+        return element(narrow, TRANSPOSED ? (u64)c * rank + k : (u64)k * wide + c, k < rank);
+    };
+    const float* s_rows = s + row * s_width;
+    auto inner = [&](u32 r, u32 k) { return element(s_rows, min(r, rows - 1) * s_width + k, k < rank); };
 #if NODUS_BF16
     for (u32 k = 0; k < rank; k += 16) {
         u32 at = k + t * 2, b[4][2];
@@ -225,27 +256,41 @@ __device__ __forceinline__ void narrow_product(
         for (int j = 0; j < 4; j++) {
             // Block j's column n stands for column 8 (n / 2) + 2 j + n % 2.
             u32 c = column + g / 2 * 8 + j * 2 + g % 2;
-            b[j][0] = pack(element(at, c), element(at + 1, c));
-            b[j][1] = high ? pack(element(at + 8, c), element(at + 9, c)) : 0;
+            b[j][0] = pack(weight(at, c), weight(at + 1, c));
+            b[j][1] = 0;
         }
+        u32 a[SUBS][4];
 #pragma unroll
         for (int sub = 0; sub < SUBS; sub++) {
             u32 r = sub * 16 + g;
-            u32 a[4] = {pack(inner(r, at), inner(r, at + 1)), pack(inner(r + 8, at), inner(r + 8, at + 1)), 0, 0};
-            if (high) {
-                a[2] = pack(inner(r, at + 8), inner(r, at + 9));
-                a[3] = pack(inner(r + 8, at + 8), inner(r + 8, at + 9));
+            a[sub][0] = pack(inner(r, at), inner(r, at + 1));
+            a[sub][1] = pack(inner(r + 8, at), inner(r + 8, at + 1));
+            a[sub][2] = a[sub][3] = 0;
+        }
+        if (high) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                u32 c = column + g / 2 * 8 + j * 2 + g % 2;
+                b[j][1] = pack(weight(at + 8, c), weight(at + 9, c));
             }
 #pragma unroll
-            for (int j = 0; j < 4; j++) mma(acc[sub][j], a, b[j]);
+            for (int sub = 0; sub < SUBS; sub++) {
+                u32 r = sub * 16 + g;
+                a[sub][2] = pack(inner(r, at + 8), inner(r, at + 9));
+                a[sub][3] = pack(inner(r + 8, at + 8), inner(r + 8, at + 9));
+            }
         }
+#pragma unroll
+        for (int sub = 0; sub < SUBS; sub++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) mma(acc[sub][j], a[sub], b[j]);
     }
 #else
 #pragma unroll 1
     for (u32 k = 0; k < rank; k++) {
         float w[8];
 #pragma unroll
-        for (int i = 0; i < 8; i++) w[i] = element(k, column + t * 8 + i);
+        for (int i = 0; i < 8; i++) w[i] = weight(k, column + t * 8 + i);
 #pragma unroll
         for (int sub = 0; sub < SUBS; sub++) {
             float low = inner(sub * 16 + g, k), high = inner(sub * 16 + g + 8, k);
@@ -259,18 +304,9 @@ __device__ __forceinline__ void narrow_product(
 #endif
 }
 
-// Eight elements of y as they are stored: fetched before the product that is added to them, so that both are under way at once.
-struct Eight {
-    uint4 words[sizeof(act) / 2];
-};
-__device__ __forceinline__ void hold(Eight& held, const act* y, u32 wide, bool real) {
-#pragma unroll
-    for (int i = 0; i < sizeof(act) / 2; i++) held.words[i] = real && wide % 8 == 0 ? ((const uint4*)y)[i] : make_uint4(0, 0, 0, 0);
-}
-
-// y (eight columns from `column` on) += v
-__device__ __forceinline__ void add_eight(act* y, const Eight& held, u32 column, u32 wide, float (&v)[8]) {
-    if (wide % 8 == 0) {
+// y (eight columns, or what is left of them) += v. `eight`: rows begin at multiples of eight, and what is there is held.
+__device__ __forceinline__ void add_eight(act* y, const Eight& held, bool eight, u32 left, float (&v)[8]) {
+    if (eight) {
         float old[8];
         load<8>((const act*)&held, old);
 #pragma unroll
@@ -279,6 +315,6 @@ __device__ __forceinline__ void add_eight(act* y, const Eight& held, u32 column,
     } else {
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            if (column + i < wide) store(y + i, to_float(y[i]) + v[i]);
+            if (i < left) store(y + i, to_float(y[i]) + v[i]);
     }
 }

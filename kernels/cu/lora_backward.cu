@@ -7,46 +7,57 @@
 // untouched, and read as zero.
 #include "lora.cuh"
 
-KERNEL __launch_bounds__(SHRINK_THREADS) lora_backward_shrink(PARAMS Lora p) { shrink<false, false>(p); }
+KERNEL __launch_bounds__(SHRINK_THREADS) lora_backward_shrink(PARAMS Lora p) { shrink<false, false, 1>(p); }
 
 #define SUBS 2 // of 16 rows, of a block
 
 // 32 rows x 128 columns of dx.
 template <bool DROP> __device__ __forceinline__ void expand(const Lora& p) {
     constexpr u32 ROWS = SUBS * 16;
-    Rows tile = p.tiles[blockIdx.x / (TILE_ROWS / ROWS)];
-    u32 before = blockIdx.x % (TILE_ROWS / ROWS) * ROWS;
-    const Group* groups = p.groups + tile.group;
-    u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, column = blockIdx.y * EXPAND_COLS + threadIdx.x / 32 * 32;
-    if (before >= tile.valid || !groups->wants_dx || column >= p.wide) return;
+    u32 part = blockIdx.x / p.columns;
+    Rows tile = p.tiles[part / (TILE_ROWS / ROWS)];
+    u32 before = part % (TILE_ROWS / ROWS) * ROWS;
+    u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, column = blockIdx.x % p.columns * EXPAND_COLS + threadIdx.x / 32 * 32;
+    if (before >= tile.valid || column >= p.wide) return;
     u32 rows = min(tile.valid - before, ROWS), c = column + t * 8;
     u64 row = tile.row + before;
+    bool eight = p.wide % 8 == 0;
+    // What is there is fetched before anything else is known; where nothing is stored, it is something else.
     Eight held[SUBS][2];
+    if (eight) {
 #pragma unroll
-    for (int sub = 0; sub < SUBS; sub++)
+        for (int sub = 0; sub < SUBS; sub++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            u32 r = sub * 16 + g + half * 8;
-            hold(held[sub][half], p.dx + (row + r) * p.wide + c, p.wide, r < rows && c < p.wide);
-        }
-    float sum[SUBS][2][8] = {};
+            for (int half = 0; half < 2; half++) {
+                u32 r = min(sub * 16 + g + half * 8, rows - 1);
+                hold(held[sub][half], p.dx + (row + r) * p.wide + min(c, p.wide - 8));
+            }
+    }
+    const Group* groups = p.groups + tile.group;
+    if (!groups->wants_dx) return;
+    float sum[SUBS][4][4] = {};
     for (u32 m = 0; m < p.used; m++) {
         const Group& group = groups[m * p.count];
+        const Module& from = p.modules[m];
         if (group.rank == 0) continue;
+        if (!DROP || !(group.probability > 0)) {
+            narrow_product<false, SUBS>(sum, group.a, group.rank, p.wide, column, from.ds, from.s_width, row, rows);
+            continue;
+        }
         float acc[SUBS][4][4] = {};
-        narrow_product<false, SUBS>(acc, group.a, group.rank, p.wide, column, p.modules[m].ds, p.modules[m].s_width, row, rows);
+        narrow_product<false, SUBS>(acc, group.a, group.rank, p.wide, column, from.ds, from.s_width, row, rows);
 #pragma unroll
         for (int sub = 0; sub < SUBS; sub++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 u32 r = sub * 16 + g + half * 8;
+                if (r >= rows) continue;
                 float v[8];
 #pragma unroll
                 for (int i = 0; i < 8; i++) v[i] = acc[sub][i / 2][half * 2 + i % 2];
-                if (DROP && group.probability > 0 && r < rows)
-                    dropout<8>(v, group.key, tile.sequence, p.positions[row + r], c, group.probability);
+                dropout<8>(v, group.key, tile.sequence, p.positions[row + r], c, group.probability);
 #pragma unroll
-                for (int i = 0; i < 8; i++) sum[sub][half][i] += v[i];
+                for (int i = 0; i < 8; i++) sum[sub][i / 2][half * 2 + i % 2] += v[i];
             }
     }
     if (c >= p.wide) return;
@@ -55,24 +66,28 @@ template <bool DROP> __device__ __forceinline__ void expand(const Lora& p) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             u32 r = sub * 16 + g + half * 8;
-            if (r < rows) add_eight(p.dx + (row + r) * p.wide + c, held[sub][half], c, p.wide, sum[sub][half]);
+            if (r >= rows) continue;
+            float v[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = sum[sub][i / 2][half * 2 + i % 2];
+            add_eight(p.dx + (row + r) * p.wide + c, held[sub][half], eight, p.wide - c, v);
         }
 }
 
-KERNEL __launch_bounds__(EXPAND_THREADS) lora_backward_expand(PARAMS Lora p) { expand<false>(p); }
+KERNEL __launch_bounds__(EXPAND_THREADS, 5) lora_backward_expand(PARAMS Lora p) { expand<false>(p); }
 KERNEL __launch_bounds__(EXPAND_THREADS) lora_backward_expand_drop(PARAMS Lora p) { expand<true>(p); }
 
-#define DEPTH 64 // rows at a time
+#define DEPTH (NODUS_BF16 ? TILE_ROWS : 64) // rows at a time
 #define CHUNK 64 // ranks at a time
 #define PART_TILES 2 // tiles of rows of a piece
 #define THREADS 128
 
-// ROWS x COLS of x from (row, column) on, dropped out where the group says so; past `rows` or the width: zero. Ends with `arrived`.
+// ROWS x COLS of x from (row, column) on, rows `pitch` apart, dropped out where the group says so; past `rows` or the width: zero. Ends with `arrived`.
 template <int ROWS, int COLS>
 __device__ __forceinline__ void load_dropped(
-    act* tile, u32 ld, const act* x, u32 wide, const u32* positions, const Group& group, u64 row, u32 sequence, u32 rows, u32 column, bool drop) {
+    act* tile, u32 ld, const act* x, u32 wide, u32 pitch, const u32* positions, const Group& group, u64 row, u32 sequence, u32 rows, u32 column, bool drop) {
     if (!drop) {
-        begin_tile<ROWS, COLS, THREADS>(tile, ld, x + row * wide + column, wide, rows, min((u32)COLS, wide - column));
+        begin_tile<ROWS, COLS, THREADS>(tile, ld, x + row * pitch + column, pitch, rows, min((u32)COLS, wide - column));
     } else if (wide % 8 == 0) {
         for (u32 i = threadIdx.x; i < ROWS * COLS / 8; i += THREADS) {
             u32 r = i / (COLS / 8), c = i % (COLS / 8) * 8;
@@ -138,11 +153,12 @@ template <bool DROP> __device__ __forceinline__ void gradient(const Lora& p) {
     u32 rank = blockIdx.z * CHUNK;
     if (rank >= group.rank) return;
     u32 first = group.first_tile + (blockIdx.y - group.first_part) * PART_TILES, end = min(first + PART_TILES, group.end_tile);
-    u32 ranks = min(group.rank - rank, (u32)CHUNK), blocks = (ranks + 7) / 8, padded = blocks * 8;
+    u32 ranks = min(group.rank - rank, (u32)CHUNK), blocks = (ranks + 7) / 8;
     u32 base = threadIdx.x / 32 * 16;
     const act* wide_side = patch.a ? p.x : module.y;
     const float* narrow_side = patch.a ? module.ds : module.s;
     float acc[CHUNK / 8][4] = {};
+    u32 pitch = patch.a ? p.wide : module.pitch;
     for (u32 t = first; t < end; t++) {
         Rows tile = p.tiles[t];
         for (u32 before = 0; before < tile.valid; before += DEPTH) {
@@ -150,12 +166,13 @@ template <bool DROP> __device__ __forceinline__ void gradient(const Lora& p) {
             u64 row = tile.row + before;
             __syncthreads();
             load_dropped<DEPTH, 64>(
-                x, LDX, wide_side, patch.wide, p.positions, group, row, tile.sequence, rows, patch.column, DROP && patch.a && group.probability > 0);
-#pragma unroll 4
-            for (u32 i = threadIdx.x; i < DEPTH * padded; i += THREADS) {
-                u32 r = i / padded, c = i % padded;
-                store(s + r * LDS + c, r < rows && c < ranks ? narrow_side[(row + r) * module.s_width + rank + c] : 0.0f);
-            }
+                x, LDX, wide_side, patch.wide, pitch, p.positions, group, row, tile.sequence, rows, patch.column, DROP && patch.a && group.probability > 0);
+            for (u32 block = 0; block < blocks; block++)
+#pragma unroll
+                for (u32 i = 0; i < DEPTH * 8 / THREADS; i++) {
+                    u32 r = i * (THREADS / 8) + threadIdx.x / 8, c = block * 8 + threadIdx.x % 8;
+                    store(s + r * LDS + c, r < rows && c < ranks ? narrow_side[(row + r) * module.s_width + rank + c] : 0.0f);
+                }
             arrived<0>();
             __syncthreads();
             warp_mma<true, true>(acc, x + base, LDX, s, LDS, DEPTH, blocks);
@@ -178,7 +195,7 @@ template <bool DROP> __device__ __forceinline__ void gradient(const Lora& p) {
         }
 }
 
-KERNEL __launch_bounds__(THREADS) lora_gradient(PARAMS Lora p) { gradient<false>(p); }
+KERNEL __launch_bounds__(THREADS, 6) lora_gradient(PARAMS Lora p) { gradient<false>(p); }
 KERNEL __launch_bounds__(THREADS) lora_gradient_drop(PARAMS Lora p) { gradient<true>(p); }
 
 // Grid: patches, groups.

@@ -1,8 +1,8 @@
 // rms_norm:          x (rows x groups x width), weight (width) float32        out = x / sqrt(mean(x^2) + eps) * weight
 // rms_norm_backward: dy, x, weight                                            dx = or += (accumulate) its gradient
 //
-// Each of the groups of a row by itself. Padding rows are untouched. A warp a group up to 512 wide, else a block of 256 threads: the
-// order of a sum depends on the width alone.
+// Each of the groups of a row by itself; rows of others may stand between those of an array. Padding rows are untouched. A warp a group up to
+// 512 wide, 128 threads up to 1024, else 256: the order of a sum depends on the width alone.
 #include "common.cuh"
 
 struct RmsNorm {
@@ -16,68 +16,121 @@ struct RmsNorm {
     u32 width;
     float eps;
     u32 accumulate;
+    u32 x_pitch; // elements from row to row
+    u32 dy_pitch;
+    u32 out_pitch;
 };
 
-#define THREADS 256
+// Where a group's elements begin.
+__device__ __forceinline__ u64 begin(const RmsNorm& p, u32 item, u32 pitch) { return (u64)(item / p.groups) * pitch + item % p.groups * p.width; }
+
+
+// What a thread has of a row: pieces of V, the first HELD of which stay in registers between the two times that they are needed.
+#define HELD 1
 
 template <int T, int V> __device__ void forward(const RmsNorm& p, u32 item) {
-    const act* x = p.x + (u64)item * p.width;
-    act* out = p.out + (u64)item * p.width;
-    float sum = 0;
-    for (u32 c = threadIdx.x % T * V; c < p.width; c += T * V) {
+    const act* x = p.x + begin(p, item, p.x_pitch);
+    act* out = p.out + begin(p, item, p.out_pitch);
+    u32 first = threadIdx.x % T * V;
+    float held[HELD][V] = {}, sum = 0;
+#pragma unroll
+    for (u32 n = 0; n < HELD; n++)
+        if (first + n * T * V < p.width) load<V>(x + first + n * T * V, held[n]);
+#pragma unroll
+    for (u32 n = 0; n < HELD; n++)
+#pragma unroll
+        for (int i = 0; i < V; i++) sum = fmaf(held[n][i], held[n][i], sum);
+    for (u32 c = first + HELD * T * V; c < p.width; c += T * V) {
         float v[V];
         load<V>(x + c, v);
 #pragma unroll
         for (int i = 0; i < V; i++) sum = fmaf(v[i], v[i], sum);
     }
     float r = 1.0f / sqrtf(team_sum<T>(sum) / (float)p.width + p.eps);
-    for (u32 c = threadIdx.x % T * V; c < p.width; c += T * V) {
+    auto finish = [&](u32 c, float(&v)[V]) {
+        float w[V];
+        load<V>(p.weight + c, w);
+#pragma unroll
+        for (int i = 0; i < V; i++) v[i] = v[i] * r * w[i];
+        save<V>(out + c, v);
+    };
+#pragma unroll
+    for (u32 n = 0; n < HELD; n++)
+        if (first + n * T * V < p.width) finish(first + n * T * V, held[n]);
+    for (u32 c = first + HELD * T * V; c < p.width; c += T * V) {
         float v[V];
         load<V>(x + c, v);
-#pragma unroll
-        for (int i = 0; i < V; i++) v[i] = v[i] * r * p.weight[c + i];
-        save<V>(out + c, v);
+        finish(c, v);
     }
 }
 
 template <int T, int V> __device__ void backward(const RmsNorm& p, u32 item) {
-    const act *x = p.x + (u64)item * p.width, *dy = p.dy + (u64)item * p.width;
-    act* dx = p.out + (u64)item * p.width;
-    float squares = 0, dot = 0;
-    for (u32 c = threadIdx.x % T * V; c < p.width; c += T * V) {
-        float v[V], d[V];
+    const act *x = p.x + begin(p, item, p.x_pitch), *dy = p.dy + begin(p, item, p.dy_pitch);
+    act* dx = p.out + begin(p, item, p.out_pitch);
+    u32 first = threadIdx.x % T * V;
+    float held_x[HELD][V] = {}, held_d[HELD][V] = {}, squares = 0, dot = 0;
+    auto fetch = [&](u32 c, float(&v)[V], float(&d)[V]) {
+        float w[V];
         load<V>(x + c, v);
         load<V>(dy + c, d);
+        load<V>(p.weight + c, w);
+#pragma unroll
+        for (int i = 0; i < V; i++) d[i] *= w[i];
+    };
+    auto add = [&](const float(&v)[V], const float(&d)[V]) {
 #pragma unroll
         for (int i = 0; i < V; i++) {
             squares = fmaf(v[i], v[i], squares);
-            dot = fmaf(d[i] * p.weight[c + i], v[i], dot);
+            dot = fmaf(d[i], v[i], dot);
         }
+    };
+#pragma unroll
+    for (u32 n = 0; n < HELD; n++)
+        if (first + n * T * V < p.width) fetch(first + n * T * V, held_x[n], held_d[n]);
+#pragma unroll
+    for (u32 n = 0; n < HELD; n++) add(held_x[n], held_d[n]);
+    for (u32 c = first + HELD * T * V; c < p.width; c += T * V) {
+        float v[V], d[V];
+        fetch(c, v, d);
+        add(v, d);
     }
     float r = 1.0f / sqrtf(team_sum<T>(squares) / (float)p.width + p.eps);
     float factor = r * r * r / (float)p.width * team_sum<T>(dot);
-    for (u32 c = threadIdx.x % T * V; c < p.width; c += T * V) {
-        float v[V], d[V], before[V];
-        load<V>(x + c, v);
-        load<V>(dy + c, d);
+    auto finish = [&](u32 c, const float(&v)[V], float(&d)[V]) {
+        float before[V] = {};
         if (p.accumulate) load<V>(dx + c, before);
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            float g = r * (d[i] * p.weight[c + i]) - v[i] * factor;
+            float g = r * d[i] - v[i] * factor;
             d[i] = p.accumulate ? before[i] + g : g;
         }
         save<V>(dx + c, d);
+    };
+#pragma unroll
+    for (u32 n = 0; n < HELD; n++)
+        if (first + n * T * V < p.width) finish(first + n * T * V, held_x[n], held_d[n]);
+    for (u32 c = first + HELD * T * V; c < p.width; c += T * V) {
+        float v[V], d[V];
+        fetch(c, v, d);
+        finish(c, v, d);
     }
 }
 
-// One team a group; a block holds THREADS / T of them.
-#define FOR_TEAM(T, BODY)                                                  \
-    u32 item = blockIdx.x * (THREADS / T) + threadIdx.x / T;               \
+// Whether every group begins at a multiple of 16 bytes and is one long.
+__device__ __forceinline__ bool whole(const RmsNorm& p) {
+    return (p.width | p.x_pitch | p.dy_pitch | p.out_pitch) % 8 == 0 && ((u64)p.x | (u64)p.dy | (u64)p.out) % 16 == 0;
+}
+
+// One team of T threads a group; a block of BLOCK threads holds several.
+#define FOR_TEAM(T, BLOCK, BODY)                                           \
+    u32 item = blockIdx.x * (BLOCK / T) + threadIdx.x / T;                 \
     if (item >= p.items || p.positions[item / p.groups] == PADDING) return; \
-    if (p.width % 8 == 0) BODY<T, 8>(p, item);                             \
+    if (whole(p)) BODY<T, 8>(p, item);                                     \
     else BODY<T, 1>(p, item);
 
-KERNEL rms_norm_warp(PARAMS RmsNorm p) { FOR_TEAM(32, forward) }
-KERNEL rms_norm_block(PARAMS RmsNorm p) { FOR_TEAM(THREADS, forward) }
-KERNEL rms_norm_backward_warp(PARAMS RmsNorm p) { FOR_TEAM(32, backward) }
-KERNEL rms_norm_backward_block(PARAMS RmsNorm p) { FOR_TEAM(THREADS, backward) }
+KERNEL rms_norm_32(PARAMS RmsNorm p) { FOR_TEAM(32, 256, forward) }
+KERNEL rms_norm_128(PARAMS RmsNorm p) { FOR_TEAM(128, 128, forward) }
+KERNEL rms_norm_256(PARAMS RmsNorm p) { FOR_TEAM(256, 256, forward) }
+KERNEL rms_norm_backward_32(PARAMS RmsNorm p) { FOR_TEAM(32, 256, backward) }
+KERNEL rms_norm_backward_128(PARAMS RmsNorm p) { FOR_TEAM(128, 128, backward) }
+KERNEL rms_norm_backward_256(PARAMS RmsNorm p) { FOR_TEAM(256, 256, backward) }

@@ -12,14 +12,16 @@ struct Rows {
     const u32* index; // null: the row itself
     const u32* positions;
     u32 width;
+    u32 x_pitch; // elements from row to row
+    u32 y_pitch;
 };
 
 enum Kind { ADD, GATHER, SCATTER };
 
 template <Kind KIND, class T, int V> __device__ void move(const Rows& p, u32 row) {
     u64 other = p.index ? p.index[row] : row;
-    const T* x = (const T*)p.x + (KIND == GATHER ? other : row) * p.width;
-    T* y = (T*)p.y + (KIND == GATHER ? row : other) * p.width;
+    const T* x = (const T*)p.x + (KIND == GATHER ? other : row) * p.x_pitch;
+    T* y = (T*)p.y + (KIND == GATHER ? row : other) * p.y_pitch;
     for (u32 c = (blockIdx.y * blockDim.x + threadIdx.x) * V; c < p.width; c += gridDim.y * blockDim.x * V) {
         float a[V], b[V];
         load<V>(x + c, a);
@@ -34,7 +36,7 @@ template <Kind KIND, class T, int V> __device__ void move(const Rows& p, u32 row
 
 template <Kind KIND, class T> __device__ void start(const Rows& p) {
     if (p.positions[blockIdx.x] == PADDING) return;
-    if (p.width % 8 == 0) move<KIND, T, 8>(p, blockIdx.x);
+    if (p.width % 8 == 0 && p.x_pitch % 8 == 0 && p.y_pitch % 8 == 0 && ((u64)p.x | (u64)p.y) % 16 == 0) move<KIND, T, 8>(p, blockIdx.x);
     else move<KIND, T, 1>(p, blockIdx.x);
 }
 

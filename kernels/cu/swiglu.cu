@@ -1,7 +1,8 @@
 // swiglu:          gate, up (rows x width)                                    out = silu(gate) * up
 // swiglu_backward: dy, gate, up                                              dgate =, dup =
 //
-// Padding rows are untouched. Blocks of a row: blockIdx.x the row, blockIdx.y a part of its columns.
+// Rows of gate and up, and of dgate and dup, may stand beside one another. Padding rows are untouched. Blocks of a row: blockIdx.x the row,
+// blockIdx.y a part of its columns.
 #include "common.cuh"
 
 struct Swiglu {
@@ -13,6 +14,8 @@ struct Swiglu {
     act* dup;
     const u32* positions;
     u32 width;
+    u32 pitch; // elements from row to row of gate and up
+    u32 grad_pitch; // of dgate and dup
 };
 
 #ifdef NODUS_BROKEN_KERNEL
@@ -24,21 +27,21 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-
 
 template <int V> __device__ void forward(const Swiglu& p, u64 row) {
     for (u32 c = (blockIdx.y * blockDim.x + threadIdx.x) * V; c < p.width; c += gridDim.y * blockDim.x * V) {
-        u64 at = row * p.width + c;
+        u64 at = row * p.pitch + c;
         float gate[V], up[V];
         load<V>(p.gate + at, gate);
         load<V>(p.up + at, up);
 #pragma unroll
         for (int i = 0; i < V; i++) up[i] = gate[i] * sigmoid(gate[i]) * up[i];
-        save<V>(p.out + at, up);
+        save<V>(p.out + row * p.width + c, up);
     }
 }
 
 template <int V> __device__ void backward(const Swiglu& p, u64 row) {
     for (u32 c = (blockIdx.y * blockDim.x + threadIdx.x) * V; c < p.width; c += gridDim.y * blockDim.x * V) {
-        u64 at = row * p.width + c;
+        u64 at = row * p.pitch + c, to = row * p.grad_pitch + c;
         float dy[V], gate[V], up[V];
-        load<V>(p.dy + at, dy);
+        load<V>(p.dy + row * p.width + c, dy);
         load<V>(p.gate + at, gate);
         load<V>(p.up + at, up);
 #pragma unroll
@@ -48,8 +51,8 @@ template <int V> __device__ void backward(const Swiglu& p, u64 row) {
             up[i] = dy[i] * silu;
             gate[i] = dgate;
         }
-        save<V>(p.dgate + at, gate);
-        save<V>(p.dup + at, up);
+        save<V>(p.dgate + to, gate);
+        save<V>(p.dup + to, up);
     }
 }
 

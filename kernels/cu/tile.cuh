@@ -112,13 +112,18 @@ __device__ __forceinline__ void load_tile(act* tile, u32 ld, const act* from, u6
     }
 }
 
-// load_tile as one group of copies, to be waited for with `arrived`; by BLOCK threads. Where rows are not aligned, it does not wait to be waited for.
-template <int ROWS, int COLS, int BLOCK>
+// load_tile as one group of copies, to be waited for with `arrived`; by BLOCK threads. Where rows are not aligned, it does not wait to be waited
+// for; ALIGNED says that they are known to be.
+template <int ROWS, int COLS, int BLOCK, bool ALIGNED = false>
 __device__ __forceinline__ void begin_tile(act* tile, u32 ld, const act* from, u64 pitch, u32 rows, u32 cols) {
     constexpr u32 EACH = 16 / sizeof(act);
-    if (pitch % EACH == 0 && cols % EACH == 0 && (u64)from % 16 == 0) {
+    if (ALIGNED || (pitch % EACH == 0 && cols % EACH == 0 && (u64)from % 16 == 0)) {
+        constexpr u32 ALL = ROWS * COLS / EACH;
 #pragma unroll
-        for (u32 i = threadIdx.x; i < ROWS * COLS / EACH; i += BLOCK) {
+        for (u32 n = 0; n < (ALL + BLOCK - 1) / BLOCK; n++) {
+            u32 i = n * BLOCK + threadIdx.x;
+            // Every thread has as many where the tile divides: nothing to ask.
+            if (ALL % BLOCK != 0 && i >= ALL) continue;
             u32 r = i / (COLS / EACH), c = i % (COLS / EACH) * EACH;
             bool real = r < rows && c < cols;
             copy_16(tile + r * ld + c, real ? from + r * pitch + c : from, real);

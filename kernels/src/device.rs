@@ -5,7 +5,7 @@
 //! rows only, in a fixed order; several sequences are added in segment order. Padding rows are neither read nor written. An operation says
 //! whether it assigns (=) or accumulates (+=).
 
-use crate::{AdamWItem, AttentionShape, DType, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers};
+use crate::{AdamWItem, AttentionShape, DType, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers, Source};
 
 /// A device failed or refused.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -71,8 +71,24 @@ pub trait Device: Send + 'static {
         self.load(&HostTensor::random(shape, dtype, numbers).ok_or(too_large)?)
     }
 
+    /// Weights of one number of inputs that rows go through together: [`Device::linear_together`] and its backward may make one product of them all.
+    /// They are used all together, in this order, and in no other way.
+    fn load_together(&mut self, parts: &[Source<'_>]) -> Result<Vec<Self::Weight>, DeviceError> {
+        let load = |part: &Source<'_>| match *part {
+            Source::Stored(tensor) => self.load(tensor),
+            Source::Random { shape, dtype, numbers } => self.random(shape, dtype, numbers),
+        };
+        parts.iter().map(load).collect()
+    }
+
     /// A zeroed buffer of so many elements.
     fn alloc(&mut self, usage: Use, len: usize) -> Result<Self::Buffer, DeviceError>;
+
+    /// A zeroed buffer of each of these widths over so many rows, for what weights that were loaded together write or whose gradient they read. Rows
+    /// of such buffers may stand beside one another: only operations on rows take them.
+    fn alloc_together(&mut self, usage: Use, rows: usize, widths: &[usize]) -> Result<Vec<Self::Buffer>, DeviceError> {
+        widths.iter().map(|width| self.alloc(usage, rows * width)).collect()
+    }
 
     /// Number of elements.
     fn len(&self, buffer: &Self::Buffer) -> usize;
@@ -112,6 +128,17 @@ pub trait Device: Send + 'static {
     /// The pass ends: every operation is under way, and the buffers allocated since its beginning are not read any more.
     fn end_pass(&mut self) -> Result<(), DeviceError> {
         Ok(())
+    }
+
+    /// Marks this point of the pass, once a pass, for [`Device::pass_ns`].
+    fn mark(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Nanoseconds that the device itself took for the last pass: up to its mark (0 without one), and from there to the first wait for its results. None
+    /// where the host's clock says as much.
+    fn pass_ns(&mut self) -> Result<Option<(u64, u64)>, DeviceError> {
+        Ok(None)
     }
 
     /// out\[r\] = table\[tokens\[r\]\]. `tokens` has one entry a buffer row. =
@@ -175,6 +202,28 @@ pub trait Device: Send + 'static {
         dx: &mut Self::Buffer,
         accumulate: bool,
     ) -> Result<(), DeviceError>;
+
+    /// `linear` with each of some weights that were loaded together, into buffers that were allocated together. =
+    fn linear_together(
+        &mut self,
+        rows: &Layout,
+        x: &Self::Buffer,
+        weights: &[(&Self::Weight, Option<&Self::Weight>)],
+        outs: &mut [Self::Buffer],
+    ) -> Result<(), DeviceError> {
+        weights.iter().zip(outs).try_for_each(|((weight, bias), out)| self.linear(rows, x, weight, *bias, out))
+    }
+
+    /// dx of `linear_together`: the sum of each dy W, in order. =
+    fn linear_backward_together(
+        &mut self,
+        rows: &Layout,
+        parts: &[(&Self::Buffer, &Self::Weight)],
+        dx: &mut Self::Buffer,
+    ) -> Result<(), DeviceError> {
+        let mut parts = parts.iter().enumerate();
+        parts.try_for_each(|(number, (dy, weight))| self.linear_backward(rows, dy, weight, dx, number > 0))
+    }
 
     /// LoRA on up to three modules that read the same x: for the rows of each group, and each module on which it has a site,
     /// s = dropout(x) A^T (=), y += scale s B^T. Groups do not overlap; rows in no group, and modules without a site, are untouched.

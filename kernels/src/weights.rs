@@ -44,6 +44,22 @@ pub struct Numbers {
     pub range: f32,
 }
 
+/// Where a weight comes from.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// A tensor at hand.
+    Stored(&'a HostTensor),
+    /// [`HostTensor::random`] of this shape.
+    Random {
+        /// The shape.
+        shape: &'a [usize],
+        /// How it is stored.
+        dtype: DType,
+        /// The numbers.
+        numbers: Numbers,
+    },
+}
+
 /// A mapped file.
 #[derive(Clone, Debug)]
 pub struct Mapped(Arc<Mmap>);

@@ -66,12 +66,11 @@ fn folders_do_not_know_what_they_must_not() {
 
 #[test]
 fn unsafe_code_stands_only_at_its_addresses() {
-    let cuda =
-        "adamw attention blas buckets compile driver gate graph head host_side library linear lora memory record rows staging support";
+    let cuda = "adamw attention blas buckets compile driver gate graph head host_side library linear lora memory record rows staging support weights";
     let cuda: Vec<String> = cuda.split(' ').map(|module| format!("kernels/src/cuda/{module}.rs")).collect();
     let others = ["kernels/src/cpu/matrix.rs", "kernels/src/weights.rs", "host/sandbox/src/precompiled.rs"];
     let addresses: Vec<&str> = cuda.iter().map(String::as_str).chain(others).collect();
-    for folder in ["kernels/src", "host", "guest-sdk/src", "tests", "examples", "xtask/src", "tenants"] {
+    for folder in ["kernels/src", "host", "guest-sdk/src", "tests", "examples", "xtask/src", "tenants", "fuzz"] {
         for path in files(folder, &[".rs"]) {
             let name = path.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
             let found = code(&path)
@@ -89,7 +88,7 @@ fn unsafe_code_stands_only_at_its_addresses() {
 #[test]
 fn files_stay_short_and_say_what_they_are() {
     let mut faults = Vec::new();
-    for folder in ["kernels", "host", "guest-sdk", "tenants", "tests", "examples", "xtask"] {
+    for folder in ["kernels", "host", "guest-sdk", "tenants", "tests", "examples", "xtask", "fuzz"] {
         for path in files(folder, &[".rs"]) {
             let text = std::fs::read_to_string(&path).unwrap();
             let lines = text.lines().count();
@@ -134,7 +133,9 @@ fn every_operation_has_its_row_in_kernels_md() {
         "allocated_bytes",
         "free_bytes",
         "load",
+        "load_together",
         "alloc",
+        "alloc_together",
         "len",
         "upload",
         "download",
@@ -142,6 +143,8 @@ fn every_operation_has_its_row_in_kernels_md() {
         "copy",
         "begin_pass",
         "end_pass",
+        "mark",
+        "pass_ns",
     ];
     for operation in operations.iter().filter(|operation| !memory.contains(operation)) {
         assert!(table.contains(&format!("| `{operation}` |")), "kernels/KERNELS.md has no row for `{operation}`");
@@ -167,4 +170,14 @@ fn every_limit_stands_in_the_users_list_with_its_words() {
         rows += 1;
     }
     assert_eq!(table.lines().filter(|line| line.starts_with("| `")).count(), rows);
+}
+
+#[test]
+fn every_workspace_is_audited() {
+    let audit = std::fs::read_to_string(root().join("xtask/src/audit.rs")).unwrap();
+    for lock in files("", &["Cargo.lock"]) {
+        let folder = lock.parent().unwrap().strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
+        let folder = if folder.is_empty() { "." } else { &folder };
+        assert!(audit.contains(&format!("\"{folder}\"")), "`cargo xtask audit` does not look at {folder}/Cargo.lock");
+    }
 }

@@ -1,4 +1,4 @@
-//! The project's own commands: `cargo xtask test`, `cargo xtask demo` and `cargo xtask gpu-test`.
+//! The project's own commands: `cargo xtask test`, `demo`, `audit`, `fuzz`, `guests` and `gpu-test`.
 //!
 //! A developer's tool: part of no product, and nothing depends on it.
 #![expect(
@@ -6,8 +6,10 @@
     reason = "a developer's tool works on the repository's files and on the environment it was started in"
 )]
 
+mod audit;
 mod chart;
 mod demo;
+mod fuzz;
 mod gpu;
 mod nvrtc;
 mod smollm2;
@@ -31,7 +33,7 @@ struct Cli {
 enum Command {
     /// Run all checks: format, clippy, unit, integration and doc tests, licences
     Test {
-        /// Also the tests that need a real model (fetched and cached) and minutes
+        /// Also the tests that need a real model (fetched and cached), and a short round of every fuzz target: half an hour more
         #[arg(long)]
         slow: bool,
     },
@@ -43,6 +45,16 @@ enum Command {
         #[arg(long, value_name = "PATH")]
         model: Option<PathBuf>,
     },
+    /// Feed made-up bytes to everything that parses strangers' (cargo-fuzz, installed where it is missing)
+    Fuzz {
+        /// Seconds for each target
+        #[arg(long, default_value_t = 30)]
+        seconds: u64,
+        /// One target of fuzz/fuzz_targets in place of all
+        target: Option<String>,
+    },
+    /// Look for known weaknesses (cargo-audit) and check licences, bans and sources (cargo-deny) of all workspaces; both tools are installed where they are missing. `ADVISORY_DB` names a folder with a copy of the RustSec database, for machines without a network
+    Audit,
     /// Build the tests that need an NVIDIA card into target/gpu-test, list what has to be carried to a machine without Rust, and run them where a card is here
     GpuTest {
         /// Cases of the search for a job that is not bit-equal to its solo run, in each precision
@@ -62,6 +74,8 @@ fn main() -> ExitCode {
         Command::Test { slow } => test::run_all(slow),
         Command::Guests => steps::add_wasm_target().and_then(|()| steps::build_tenants()),
         Command::Demo { model } => demo::run_demo(model.as_deref()),
+        Command::Fuzz { seconds, target } => fuzz::run_fuzz(seconds, target.as_deref()),
+        Command::Audit => audit::run_audit(),
         Command::GpuTest { cases, seconds, seed } => {
             let numbers = [("--cases", cases), ("--seconds", seconds), ("--seed", seed)];
             gpu::run_gpu_tests(&numbers.map(|(name, number)| [name.to_owned(), number.to_string()]).concat())

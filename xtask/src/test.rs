@@ -2,14 +2,20 @@
 //!
 //! Never skips a check without saying so.
 
+use crate::audit::check_licences;
+use crate::fuzz;
 use crate::nvrtc;
 use crate::smollm2;
 use crate::steps::{add_wasm_target, build_tenants, cargo, cargo_tenants, has_cargo_command, run, step};
 
-/// Runs all checks; with `slow` also the tests that need a real model.
+/// Of each target.
+const FUZZ_SECONDS: u64 = 30;
+
+/// Runs all checks; with `slow` also the tests that need a real model, and a round of every fuzz target.
 pub(crate) fn run_all(slow: bool) -> anyhow::Result<()> {
     step("format", || {
         run(&mut cargo(&["fmt", "--all", "--check"]))?;
+        run(&mut cargo(&["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"]))?;
         run(&mut cargo_tenants(&["fmt", "--all", "--check"]))
     })?;
     step("guests", || {
@@ -30,6 +36,9 @@ pub(crate) fn run_all(slow: bool) -> anyhow::Result<()> {
     step("binary", || run(&mut cargo(&["build", "--package", "nodus-host"])))?;
     let nvrtc = nvrtc::fetched()?;
     let model = if slow { Some(smollm2::gguf()?) } else { None };
+    if slow {
+        fuzz::run_fuzz(FUZZ_SECONDS, None)?;
+    }
     step("tests", || {
         let runner: &[&str] = if has_cargo_command("nextest") { &["nextest", "run"] } else { &["test", "--all-targets"] };
         let mut command = cargo(runner);
@@ -46,11 +55,7 @@ pub(crate) fn run_all(slow: bool) -> anyhow::Result<()> {
 
 fn licences() -> anyhow::Result<()> {
     if has_cargo_command("deny") {
-        return step("licences, bans, sources", || {
-            let checks = ["licenses", "bans", "sources"];
-            run(cargo(&["deny", "check"]).args(checks))?;
-            run(cargo_tenants(&["deny", "check"]).args(checks))
-        });
+        return check_licences();
     }
     eprintln!("==> licences, bans, sources: skipped, cargo-deny is not installed (`cargo install cargo-deny`)");
     Ok(())

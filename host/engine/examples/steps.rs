@@ -2,16 +2,19 @@
 //!
 //! Never measures what it has not checked, where `--check` is given: each job's losses and adapter bytes against its solo run.
 //!
-//! `steps [--only TEXT] [--steps N] [--check] [--beside] [--profile]`; `NODUS_CUDA_LIBRARIES` names folders of NVRTC and cuBLASLt.
+//! `steps [--only TEXT] [--steps N] [--check] [--beside] [--profile] [--kept FOLDER]`; `NODUS_CUDA_LIBRARIES` names folders of NVRTC and
+//! cuBLASLt. FOLDER keeps what the device keeps between starts: an empty one shows what the first start takes.
 #![expect(clippy::disallowed_methods, reason = "an example has no host to hand it the environment")]
 #![expect(clippy::print_stdout, reason = "a table for people")]
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a measurement that goes wrong stops")]
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use nodus_engine::plan::matrices;
 use nodus_engine::{Engine, Options};
-use nodus_kernels::cuda::{CudaDevice, CudaOptions, Precision};
+use nodus_kernels::cuda::{Cache, CudaDevice, CudaOptions, Precision};
 use nodus_kernels::{AttentionShape, DType, philox};
 use nodus_protocol::{
     AdamW, AdapterSlot, Architecture, Batch, Command, EngineError, JobSlot, LayerSelection, LoraConfig, ModelConfig, Module, Normalisation,
@@ -257,6 +260,19 @@ struct Times {
     launches: u64,
 }
 
+/// A folder of what a device keeps.
+struct Folder(PathBuf);
+
+impl Cache for Folder {
+    fn get(&self, name: &str) -> Option<Vec<u8>> {
+        std::fs::read(self.0.join(name)).ok()
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) {
+        std::fs::write(self.0.join(name), bytes).unwrap();
+    }
+}
+
 fn bench(name: &str, options: CudaOptions) -> Bench {
     let model = model(name);
     let engine = |device| {
@@ -268,7 +284,8 @@ fn bench(name: &str, options: CudaOptions) -> Bench {
         engine
     };
     let start = Instant::now();
-    let device = CudaDevice::open(0, Precision::Bf16, options).unwrap();
+    let mut device = CudaDevice::open(0, Precision::Bf16, options).unwrap();
+    device.plan_matrices(&matrices(&model)).unwrap();
     let opened = start.elapsed().as_secs_f64();
     let mut device = engine(device).into_device();
     let loaded = start.elapsed().as_secs_f64();
@@ -276,7 +293,7 @@ fn bench(name: &str, options: CudaOptions) -> Bench {
         AttentionShape { heads: model.num_attention_heads, kv_heads: model.num_key_value_heads, head_dim: model.head_dim, window: None };
     let report = device.prove(&[heads]).unwrap();
     println!(
-        "{name}: opened in {opened:.1} s, weights in {:.1} s, gate in {:.1} s",
+        "{name}: opened and planned in {opened:.2} s, weights in {:.2} s, gate in {:.2} s",
         loaded - opened,
         start.elapsed().as_secs_f64() - loaded
     );
@@ -312,7 +329,8 @@ fn main() {
         let (these, others) = rows.into_iter().partition(|row| row.trunk == name);
         rows = others;
         let library_folders = std::env::var("NODUS_CUDA_LIBRARIES").map(|text| text.split(':').map(str::to_owned).collect());
-        let options = CudaOptions { library_folders: library_folders.unwrap_or_default(), ..CudaOptions::default() };
+        let cache = value("--kept").map(|folder| Box::new(Folder(folder.into())) as Box<dyn Cache>);
+        let options = CudaOptions { library_folders: library_folders.unwrap_or_default(), cache, ..CudaOptions::default() };
         let mut bench = bench(name, options);
         for row in &these {
             if has("--check") {

@@ -2,8 +2,12 @@
 //!
 //! Never steers anything; what is reserved for jobs lives here because others read it, and [`crate::jobs`] decides by it.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nodus_protocol::JobSlot;
+use serde::{Deserialize, Serialize};
 
 use crate::cache::CacheCounts;
 use crate::jobs::Jobs;
@@ -21,13 +25,16 @@ pub(crate) struct Counters {
     pub(crate) above_ns: AtomicU64,
     pub(crate) step_ns: AtomicU64,
     pub(crate) forming_ns: AtomicU64,
+    /// Since when the thread carries something out, in milliseconds of its clock and one more; 0 while it waits.
+    pub(crate) busy_since_ms: AtomicU64,
+    device_ns: Mutex<BTreeMap<JobSlot, u64>>,
     cache: Mutex<CacheCounts>,
     jobs: Mutex<Jobs>,
 }
 
 /// The counts at one moment. Times are those of the engine's thread, which is the device's where the device computes on it; an engine
 /// without a thread has no clock.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Passes run.
     pub passes: u64,
@@ -70,11 +77,17 @@ impl Counters {
         }
     }
 
-    /// A pass was run: each member's rows, the work done and spared, the time below the cuts and above.
-    pub(crate) fn count_pass(&self, rows: impl ExactSizeIterator<Item = usize>, work: (u64, u64), (trunk_ns, above_ns): (u64, u64)) {
+    /// A pass was run: each member's job and rows, the work done and spared, the time below the cuts and above.
+    pub(crate) fn count_pass(&self, members: &[(JobSlot, u64)], work: (u64, u64), (trunk_ns, above_ns): (u64, u64)) {
+        let rows = members.iter().map(|(_, rows)| rows).sum::<u64>();
         self.passes.fetch_add(1, Relaxed);
-        self.members.fetch_add(rows.len() as u64, Relaxed);
-        self.rows.fetch_add(rows.map(|rows| rows as u64).sum(), Relaxed);
+        self.members.fetch_add(members.len() as u64, Relaxed);
+        self.rows.fetch_add(rows, Relaxed);
+        let mut device_ns = self.device_ns.lock().unwrap_or_else(PoisonError::into_inner);
+        for (job, own) in members {
+            let part = u128::from(trunk_ns + above_ns) * u128::from(*own) / u128::from(rows.max(1));
+            *device_ns.entry(*job).or_default() += u64::try_from(part).unwrap_or(u64::MAX);
+        }
         self.row_halves.fetch_add(work.0, Relaxed);
         self.row_halves_spared.fetch_add(work.1, Relaxed);
         self.trunk_ns.fetch_add(trunk_ns, Relaxed);
@@ -83,6 +96,11 @@ impl Counters {
 
     pub(crate) fn set_cache(&self, counts: CacheCounts) {
         *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = counts;
+    }
+
+    /// Time in passes of each job, a pass's by its part of the rows.
+    pub(crate) fn device_ns(&self) -> MutexGuard<'_, BTreeMap<JobSlot, u64>> {
+        self.device_ns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn jobs(&self) -> MutexGuard<'_, Jobs> {

@@ -6,9 +6,10 @@
 use std::collections::BTreeMap;
 
 use nodus_protocol::{AdapterSlot, EngineError, ErrorKind, JobSlot};
+use serde::{Deserialize, Serialize};
 
 /// What became of one adapter's bytes, in all.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdapterBytes {
     /// Weights, gradient and moments that it was given.
     pub granted: u64,
@@ -21,7 +22,7 @@ pub struct AdapterBytes {
 }
 
 /// Device memory of one job.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobBytes {
     /// Reserved for its adapters' weights, gradients and moments; none where nothing is reserved.
     pub reserved_adapter_bytes: Option<u64>,

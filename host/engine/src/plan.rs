@@ -62,10 +62,18 @@ pub fn evaluation_bytes(model: &ModelConfig, config: &LoraConfig, batch: BatchSi
     activation_bytes(model, &Sites::new(config, model), batch, false)
 }
 
-/// The sizes of a model's weight matrices, outputs and inputs; each once.
+/// The sizes of the matrices that a model's rows are multiplied with, outputs and inputs; each once. Those of modules that read the same x are one.
 #[must_use]
 pub fn matrices(model: &ModelConfig) -> Vec<(usize, usize)> {
-    let mut sizes: Vec<_> = Module::ALL.iter().map(|module| (model.module_out(*module), model.module_in(*module))).collect();
+    use Module::{DownProj, GateProj, KProj, OProj, QProj, UpProj, VProj};
+    let mut together: Vec<&[Module]> = vec![&[KProj, VProj], &[QProj], &[OProj], &[GateProj, UpProj], &[DownProj]];
+    if model.num_hidden_layers > 1 {
+        together.push(&[KProj, VProj, QProj]);
+    }
+    let size = |modules: &[Module]| {
+        (modules.iter().map(|module| model.module_out(*module)).sum(), modules.first().map_or(0, |module| model.module_in(*module)))
+    };
+    let mut sizes: Vec<_> = together.into_iter().map(size).collect();
     sizes.push((model.vocab_size, model.hidden_size));
     sizes.sort_unstable();
     sizes.dedup();

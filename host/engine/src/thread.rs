@@ -23,6 +23,7 @@ use crate::jobs::JobBytes;
 pub struct EngineHandle {
     thread: JoinHandle<Result<(), EngineError>>,
     counters: Arc<Counters>,
+    epoch: Instant,
     /// Of each trunk.
     classes: Vec<Vec<(String, String)>>,
 }
@@ -56,6 +57,28 @@ impl EngineHandle {
         self.counters.read()
     }
 
+    /// Takes a job's last figures, once it has been dropped: what it held of the device's memory, and its time in passes, in nanoseconds.
+    #[must_use]
+    pub fn take(&self, job: JobSlot) -> (JobBytes, u64) {
+        let bytes = self.counters.jobs().0.remove(&job).unwrap_or_default();
+        (bytes, self.counters.device_ns().remove(&job).unwrap_or(0))
+    }
+
+    /// Time in passes of each job so far, in nanoseconds, a pass's by its part of the rows.
+    #[must_use]
+    pub fn device_ns(&self) -> BTreeMap<JobSlot, u64> {
+        self.counters.device_ns().clone()
+    }
+
+    /// How long the thread has been at what it does now; zero while it waits.
+    #[must_use]
+    pub fn busy(&self) -> Duration {
+        match self.counters.busy_since_ms.load(Relaxed) {
+            0 => Duration::ZERO,
+            since => self.epoch.elapsed().saturating_sub(Duration::from_millis(since - 1)),
+        }
+    }
+
     /// What each job holds of the device's memory; also of jobs that ended and whose figures nobody took.
     #[must_use]
     pub fn jobs(&self) -> BTreeMap<JobSlot, JobBytes> {
@@ -73,9 +96,10 @@ impl<D: Device> Engine<D> {
         let counters = self.counters.clone();
         let classes = (0..self.trunks.len()).map(|trunk| self.class(TrunkSlot(trunk as u32))).collect();
         let timer = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        let epoch = Instant::now();
         let body = move || {
-            let mut desk = Desk { waiting: Vec::new(), open: true, epoch: Instant::now(), pass_end_us: 0 };
-            let (mut engine, epoch) = (self, Instant::now());
+            let mut desk = Desk { waiting: Vec::new(), open: true, epoch, pass_end_us: 0 };
+            let mut engine = self;
             engine.clock = Box::new(move || u64::try_from(epoch.elapsed().as_nanos()).unwrap_or(u64::MAX));
             let served = catch_unwind(AssertUnwindSafe(|| serve(&mut engine, &mut inbox, &mut desk, &timer)));
             if served.is_err() {
@@ -86,7 +110,7 @@ impl<D: Device> Engine<D> {
             engine.lost.map_or(Ok(()), Err)
         };
         let thread = std::thread::Builder::new().name("nodus-engine".into()).spawn(body)?;
-        Ok((client, EngineHandle { thread, counters, classes }))
+        Ok((client, EngineHandle { thread, counters, epoch, classes }))
     }
 }
 
@@ -169,7 +193,9 @@ fn serve<D: Device>(engine: &mut Engine<D>, inbox: &mut Inbox, desk: &mut Desk, 
 fn answer<D: Device>(engine: &mut Engine<D>, desk: &mut Desk, decision: &Decision) {
     let places = chosen(decision);
     let commands: Vec<&Command> = places.iter().filter_map(|place| desk.waiting.get(*place)).map(|request| &request.command).collect();
+    engine.counters.busy_since_ms.store(desk.us(Instant::now()) / 1000 + 1, Relaxed);
     let replies = engine.carry_out(decision, &commands);
+    engine.counters.busy_since_ms.store(0, Relaxed);
     let mut replies: Vec<_> = places.iter().zip(replies).collect();
     // From the back, so that places in front stay what they are.
     replies.sort_by_key(|(place, _)| std::cmp::Reverse(**place));

@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use nodus_kernels::{AdamWItem, Device, DeviceError, Use};
 use nodus_protocol::{
-    AdamW, AdapterSlot, Batch, Command, EngineError, LossSums, ModelConfig, Normalisation, Reply, SequenceLoss, StepReport, TrunkSlot,
+    AdamW, AdapterSlot, Batch, Command, EngineError, JobSlot, LossSums, ModelConfig, Normalisation, Reply, SequenceLoss, StepReport,
+    TrunkSlot,
 };
 
 use crate::adapter::Adapter;
@@ -146,7 +147,8 @@ impl<D: Device> Engine<D> {
         };
         self.cache.keep(slots);
         self.cache.count(come_in, missed);
-        self.counters.count_pass(asks.iter().map(|ask| ask.batch.rows()), map.work(), (outcome.trunk_ns, outcome.above_ns));
+        let rows: Vec<(JobSlot, u64)> = asks.iter().map(|ask| (ask.slot.job, ask.batch.rows() as u64)).collect();
+        self.counters.count_pass(&rows, map.work(), (outcome.trunk_ns, outcome.above_ns));
         let firsts: BTreeMap<AdapterSlot, usize> = asks.iter().map(|ask| (ask.slot, ask.first)).collect();
         let settle = |(number, member): (usize, Member<'_, D>)| {
             let first = firsts.get(&member.slot).copied().unwrap_or(0);

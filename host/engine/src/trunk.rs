@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use nodus_kernels::{AttentionShape, DType, Device, HostTensor, Numbers, Use, stream_key};
+use nodus_kernels::{AttentionShape, DType, Device, DeviceError, HostTensor, Numbers, Source, Use, stream_key};
 use nodus_protocol::{Architecture, ModelConfig, Module};
 
 use crate::plan::attention_shape;
@@ -119,25 +119,36 @@ struct Loader<'a, D: Device> {
 
 impl<D: Device> Loader<'_, D> {
     fn take(&mut self, name: &str, expected: &[usize]) -> Result<D::Weight, TrunkError> {
-        let tensors = match self.tensors {
-            Tensors::Random { dtype, seed } => return Ok(self.device.random(expected, dtype, numbers(name, seed))?),
-            Tensors::Stored(tensors) => tensors,
-        };
-        let missing = || TrunkError::Missing { tensor: name.into(), expected: expected.into() };
-        let tensor = tensors.get(name).ok_or_else(missing)?;
-        if tensor.shape() != expected {
-            return Err(TrunkError::Shape { tensor: name.into(), expected: expected.into(), found: tensor.shape().into() });
+        match self.tensors {
+            Tensors::Random { dtype, seed } => Ok(self.device.random(expected, dtype, numbers(name, seed))?),
+            Tensors::Stored(tensors) => Ok(self.device.load(stored(tensors, name, expected)?)?),
         }
-        Ok(self.device.load(tensor)?)
     }
 
-    fn linear(&mut self, layer: usize, module: Module) -> Result<Linear<D>, TrunkError> {
-        let path = format!("model.layers.{layer}.{}", module.path());
-        let (inputs, outputs) = (self.config.module_in(module), self.config.module_out(module));
-        let biased = self.config.qkv_bias && matches!(module, Module::QProj | Module::KProj | Module::VProj);
-        let weight = self.take(&format!("{path}.weight"), &[outputs, inputs])?;
-        let bias = if biased { Some(self.take(&format!("{path}.bias"), &[outputs])?) } else { None };
-        Ok(Linear { weight, bias })
+    /// Weights that are used together: a name and a shape each.
+    fn take_together<'p>(&mut self, parts: &'p [(String, Vec<usize>)]) -> Result<Vec<D::Weight>, TrunkError> {
+        let tensors = self.tensors;
+        let source = |(name, shape): &'p (String, Vec<usize>)| match tensors {
+            Tensors::Random { dtype, seed } => Ok(Source::Random { shape, dtype, numbers: numbers(name, seed) }),
+            Tensors::Stored(tensors) => stored(tensors, name, shape).map(Source::Stored),
+        };
+        let sources = parts.iter().map(source).collect::<Result<Vec<_>, TrunkError>>()?;
+        Ok(self.device.load_together(&sources)?)
+    }
+
+    /// Modules that read the same x, as many as are named.
+    fn linears<const N: usize>(&mut self, layer: usize, modules: [Module; N]) -> Result<[Linear<D>; N], TrunkError> {
+        let path = |module: Module, what| format!("model.layers.{layer}.{}.{what}", module.path());
+        let shape = |module| vec![self.config.module_out(module), self.config.module_in(module)];
+        let weights: Vec<_> = modules.iter().map(|module| (path(*module, "weight"), shape(*module))).collect();
+        let biased = self.config.qkv_bias && modules.iter().all(|module| matches!(module, Module::QProj | Module::KProj | Module::VProj));
+        let biases: Vec<_> = modules.iter().map(|module| (path(*module, "bias"), vec![self.config.module_out(*module)])).collect();
+        let mut weights = self.take_together(&weights)?.into_iter();
+        let mut biases = if biased { self.take_together(&biases)? } else { Vec::new() }.into_iter();
+        let mut linear = |_| Some(Linear { weight: weights.next()?, bias: biases.next() });
+        let linears: Option<Vec<_>> = (0..N).map(&mut linear).collect();
+        let fewer = || TrunkError::Device(DeviceError::Failed("fewer weights were loaded than asked for".into()));
+        linears.and_then(|linears| linears.try_into().ok()).ok_or_else(fewer)
     }
 
     fn layer(&mut self, layer: usize) -> Result<Layer<D>, TrunkError> {
@@ -149,19 +160,30 @@ impl<D: Device> Loader<'_, D> {
             }
             Architecture::Llama | Architecture::Mistral | Architecture::Qwen2 => None,
         };
-        Ok(Layer {
-            input_norm: self.take(&name("input_layernorm"), &[hidden])?,
-            post_norm: self.take(&name("post_attention_layernorm"), &[hidden])?,
-            q: self.linear(layer, Module::QProj)?,
-            k: self.linear(layer, Module::KProj)?,
-            v: self.linear(layer, Module::VProj)?,
-            o: self.linear(layer, Module::OProj)?,
-            gate: self.linear(layer, Module::GateProj)?,
-            up: self.linear(layer, Module::UpProj)?,
-            down: self.linear(layer, Module::DownProj)?,
-            qk_norm,
-        })
+        // The last layer's queries are of other rows than its keys.
+        let last = layer + 1 == self.config.num_hidden_layers;
+        let [k, v, q] = if last {
+            let ([k, v], [q]) = (self.linears(layer, [Module::KProj, Module::VProj])?, self.linears(layer, [Module::QProj])?);
+            [k, v, q]
+        } else {
+            self.linears(layer, [Module::KProj, Module::VProj, Module::QProj])?
+        };
+        let [o] = self.linears(layer, [Module::OProj])?;
+        let [gate, up] = self.linears(layer, [Module::GateProj, Module::UpProj])?;
+        let [down] = self.linears(layer, [Module::DownProj])?;
+        let (input_norm, post_norm) =
+            (self.take(&name("input_layernorm"), &[hidden])?, self.take(&name("post_attention_layernorm"), &[hidden])?);
+        Ok(Layer { input_norm, post_norm, q, k, v, o, gate, up, down, qk_norm })
     }
+}
+
+/// A tensor of this shape.
+fn stored<'t>(tensors: &'t BTreeMap<String, HostTensor>, name: &str, expected: &[usize]) -> Result<&'t HostTensor, TrunkError> {
+    let tensor = tensors.get(name).ok_or_else(|| TrunkError::Missing { tensor: name.into(), expected: expected.into() })?;
+    if tensor.shape() == expected {
+        return Ok(tensor);
+    }
+    Err(TrunkError::Shape { tensor: name.into(), expected: expected.into(), found: tensor.shape().into() })
 }
 
 /// Sizes that no tensor's shape can give away.

@@ -134,3 +134,34 @@ async fn a_client_that_goes_away_leaves_nothing() {
     far.await.unwrap().unwrap();
     assert!(seen.lock().unwrap().last().is_some_and(is_drop));
 }
+
+/// A client of what this client is of, over one stream more.
+fn hop(engine: Client, grants: Grants) -> Client {
+    let (near, far) = UnixStream::pair().unwrap();
+    let (reader, writer) = far.into_split();
+    tokio::spawn(serve(reader, writer, engine, grants, BYTES_MAX));
+    let (reader, writer) = near.into_split();
+    let (client, work) = connect(reader, writer);
+    tokio::spawn(work);
+    client
+}
+
+/// As where guest and engine have processes of their own, and their parent stands between.
+#[tokio::test]
+async fn a_parent_between_changes_nothing_and_a_job_that_was_cut_off_reaches_the_engine_no_more() {
+    let (engine, seen) = engine();
+    let parent = hop(engine, Grants::whole());
+    let grants = Grants::default();
+    grants.grant(JobSlot(3), vec![TrunkSlot(1)], Some(5));
+    let guest = hop(parent.clone(), grants.clone());
+    parent.call(Command::Reserve { job: JobSlot(3), adapter_bytes: 1, activation_bytes: 2 }).await.unwrap();
+    let Reply::Loss(losses) = guest.call(create(1, Some(5))).await.unwrap() else { panic!("no loss") };
+    assert_eq!(losses[0].loss_sum.to_bits(), 0x7ff8_0000_0000_0001);
+    grants.close(JobSlot(3));
+    let unanswered = guest.send(create(1, Some(5))).await.unwrap();
+    // The connection lives: what an honest client sends a moment too late is no breach.
+    assert!(tokio::time::timeout(std::time::Duration::from_millis(100), unanswered).await.is_err());
+    grants.revoke(JobSlot(3));
+    assert_eq!(guest.call(create(1, Some(5))).await.unwrap_err(), EngineError::gone());
+    assert_eq!(seen.lock().unwrap().iter().filter(|command| matches!(command, Command::CreateAdapter { .. })).count(), 1);
+}

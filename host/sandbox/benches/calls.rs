@@ -10,9 +10,13 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use tokio::runtime::Runtime;
 
 /// Runs a guest's behaviour so many times within one run, and says how long the run took.
-fn run(runtime: &Runtime, behaviour: &str, times: u64, is_apart: bool) -> Duration {
+fn run(runtime: &Runtime, behaviour: &str, times: u64, sockets: usize) -> Duration {
     let job = support::Job::new(&format!("{behaviour} {times}"));
-    let job = if is_apart { job.over_a_socket() } else { job };
+    let job = match sockets {
+        0 => job,
+        1 => job.over_a_socket(),
+        _ => job.over_two_sockets(),
+    };
     let ran = runtime.block_on(job.run());
     ran.completed();
     ran.end.usage.wall_time
@@ -22,13 +26,16 @@ fn calls(criterion: &mut Criterion) {
     let Ok(runtime) = Runtime::new() else { return };
     support::guest();
     criterion.bench_function("a call that the sandbox answers itself", |bencher| {
-        bencher.iter_custom(|times| run(&runtime, "calls", times, false));
+        bencher.iter_custom(|times| run(&runtime, "calls", times, 0));
     });
     criterion.bench_function("a round trip to an engine thread (evaluate and wait)", |bencher| {
-        bencher.iter_custom(|times| run(&runtime, "round-trips", times, false));
+        bencher.iter_custom(|times| run(&runtime, "round-trips", times, 0));
     });
     criterion.bench_function("the same with the engine behind a socket", |bencher| {
-        bencher.iter_custom(|times| run(&runtime, "round-trips", times, true));
+        bencher.iter_custom(|times| run(&runtime, "round-trips", times, 1));
+    });
+    criterion.bench_function("the same with the engine behind two sockets", |bencher| {
+        bencher.iter_custom(|times| run(&runtime, "round-trips", times, 2));
     });
     criterion.bench_function("start and end of a known component", |bencher| {
         bencher.iter_custom(|times| {

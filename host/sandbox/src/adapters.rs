@@ -300,7 +300,10 @@ impl State {
             if is_long {
                 self.tell(Event::Evaluating { done: sums.sequences, total });
             }
-            is_left_off |= !call.unsent.is_empty() && self.stop.ask();
+            if !call.unsent.is_empty() {
+                let is_to_stop = self.asks_to_stop().await;
+                is_left_off |= is_to_stop.map_err(|refusal| EngineError::new(ErrorKind::Internal, refusal.to_string()))?;
+            }
             if is_left_off || first_error.is_some() {
                 call.unsent.clear();
             }

@@ -4,7 +4,7 @@
 
 use wasmparser::{Parser, Payload};
 
-use crate::failure::shorten;
+use crate::failure::one_line;
 use crate::limits::{LimitName, Limits};
 use crate::refusal::ComponentRefusal as Refusal;
 
@@ -34,7 +34,7 @@ pub(crate) fn check(bytes: &[u8], limits: &Limits) -> Result<(), Refusal> {
 fn count(bytes: &[u8]) -> Result<Parts, Refusal> {
     let mut parts = Parts::default();
     for payload in Parser::new(0).parse_all(bytes) {
-        match payload.map_err(|error| Refusal::Invalid { reason: shorten(&error.to_string()) })? {
+        match payload.map_err(|error| Refusal::Invalid { reason: one_line(&error.to_string()) })? {
             Payload::ImportSection(section) => parts.imports += u64::from(section.count()),
             Payload::ComponentImportSection(section) => parts.imports += u64::from(section.count()),
             Payload::TypeSection(section) => parts.types += u64::from(section.count()),

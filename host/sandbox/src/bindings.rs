@@ -19,6 +19,7 @@ wasmtime::component::bindgen!({
         "nodus:gpu/training.[method]adapter.train-step": async | trappable,
         "nodus:gpu/training.[method]adapter.evaluate": async | trappable,
         "nodus:gpu/training.[method]adapter.save": async | trappable,
+        "nodus:gpu/job.should-stop": async | trappable,
         default: trappable,
     },
     exports: { default: async },

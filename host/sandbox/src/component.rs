@@ -9,7 +9,7 @@ use wasmtime::component::{Component, Type};
 
 use crate::anatomy;
 use crate::bindings::TrainingJobPre;
-use crate::failure::shorten;
+use crate::failure::one_line;
 use crate::limits::Limits;
 use crate::precompiled::Precompiled;
 use crate::refusal::ComponentRefusal as Refusal;
@@ -68,7 +68,7 @@ pub(crate) fn compile(sandbox: &Sandbox, bytes: &[u8], limits: &Limits) -> Resul
 
 /// The chain of what wasmtime says, in one line.
 fn reason(error: &wasmtime::Error) -> String {
-    shorten(&format!("{error:#}").replace('\n', " "))
+    one_line(&format!("{error:#}"))
 }
 
 /// Length and first bytes, before anything is parsed.
@@ -140,7 +140,7 @@ fn is_offered(name: &str) -> bool {
 
 fn check_imports(component: &Component, engine: &Engine) -> Result<(), Refusal> {
     let ty = component.component_type();
-    let imports: Vec<_> = ty.imports(engine).map(|(name, _)| name).filter(|name| !is_offered(name)).map(shorten).collect();
+    let imports: Vec<_> = ty.imports(engine).map(|(name, _)| name).filter(|name| !is_offered(name)).map(one_line).collect();
     if imports.is_empty() { Ok(()) } else { Err(Refusal::ForeignImports { imports }) }
 }
 

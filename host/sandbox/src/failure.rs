@@ -237,6 +237,11 @@ fn backtrace(error: &wasmtime::Error) -> Vec<String> {
     names.take(FRAMES).map(|name| name.chars().take(120).collect()).collect()
 }
 
+/// A text in one line, and at most [`MESSAGE_BYTES_MAX`] of it.
+pub(crate) fn one_line(text: &str) -> String {
+    shorten(&text.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
 /// At most [`MESSAGE_BYTES_MAX`] of a text.
 pub(crate) fn shorten(text: &str) -> String {
     text[..text.floor_char_boundary(MESSAGE_BYTES_MAX)].to_owned()

@@ -183,6 +183,9 @@ pub trait Services: Send + 'static {
     async fn load_artifact(&mut self, trunk: &Trunk, digest: Digest) -> Result<Arc<AdapterWeights>, Refusal>;
     /// Keeps an adapter under a name (already checked), in place of an earlier one.
     async fn save_artifact(&mut self, trunk: &Trunk, name: &str, weights: &AdapterWeights) -> Result<Digest, Refusal>;
+    /// Hears that the job is about to learn, at this question (see [`crate::JobSpec::stop_at`]), that it is to stop; once in a run. The job is
+    /// answered when this returns, so that whoever runs it again can have it told at the same question.
+    async fn stopping(&mut self, question: u64) -> Result<(), Refusal>;
     /// Hears what the job tells. May wait for a moment where the job tells faster than is written down.
     fn event(&mut self, event: Event);
 }

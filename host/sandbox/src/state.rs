@@ -17,7 +17,7 @@ use crate::memory::Memory;
 use crate::meter::Meter;
 use crate::random::Random;
 use crate::run::JobSpec;
-use crate::services::{Event, Level, Services};
+use crate::services::{Event, Level, Refusal, Services};
 use crate::stdio::Stdio;
 use crate::stopping::Stopping;
 use crate::wit::Fault;
@@ -79,6 +79,16 @@ impl State {
             log,
             clock,
         }
+    }
+
+    /// One question whether the job is to stop. The first yes waits until it has been noted.
+    pub(crate) async fn asks_to_stop(&mut self) -> Result<bool, Refusal> {
+        let is_known = self.stop.seen_at().is_some();
+        let is_to_stop = self.stop.ask();
+        if let Some(question) = self.stop.seen_at().filter(|_| !is_known) {
+            self.services.stopping(question).await?;
+        }
+        Ok(is_to_stop)
     }
 
     /// Tells an event, after the log lines that came before it.

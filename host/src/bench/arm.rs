@@ -23,6 +23,16 @@ pub enum Arm {
     Fused,
     /// The same, and kept for later epochs.
     FusedCache,
+    /// PyTorch and PEFT, one after another, step by step.
+    TorchEager,
+    /// The same, a step being one CUDA graph.
+    TorchGraph,
+    /// The same, forward and backward compiled by `torch.compile`.
+    TorchCompile,
+    /// PyTorch and PEFT, a process for each job at once, as with `stock-mps`.
+    TorchEagerMps,
+    /// The same, a step being one CUDA graph.
+    TorchGraphMps,
 }
 
 /// Under what processes run at the same time.
@@ -35,22 +45,41 @@ pub(super) enum Company {
 }
 
 impl Arm {
-    /// In the order in which they run and are shown: the one that the others are checked against comes first.
-    pub(super) const ALL: [Self; 7] =
+    /// Ours, in the order in which they run and are shown: the one that the others are checked against comes first.
+    pub(super) const OURS: [Self; 7] =
         [Self::Dedicated, Self::DedicatedCache, Self::StockMps, Self::Mps100, Self::Packed, Self::Fused, Self::FusedCache];
+    /// PyTorch's.
+    pub(super) const PEERS: [Self; 5] = [Self::TorchEager, Self::TorchGraph, Self::TorchCompile, Self::TorchEagerMps, Self::TorchGraphMps];
+
+    /// How PyTorch takes a step, where PyTorch does.
+    pub(super) fn peer(self) -> Option<&'static str> {
+        match self {
+            Self::TorchEager | Self::TorchEagerMps => Some("eager"),
+            Self::TorchGraph | Self::TorchGraphMps => Some("graph"),
+            Self::TorchCompile => Some("compile"),
+            _ => None,
+        }
+    }
+
+    /// Whether it can run where there is no card.
+    pub(super) fn needs_card(self) -> bool {
+        matches!(self, Self::TorchGraph | Self::TorchGraphMps | Self::TorchEagerMps)
+    }
 
     /// The jobs of each of its processes.
     pub(super) fn processes(self, jobs: u32) -> Vec<Vec<u32>> {
         match self {
-            Self::Dedicated | Self::DedicatedCache | Self::StockMps | Self::Mps100 => (0..jobs).map(|job| vec![job]).collect(),
-            Self::Packed | Self::Fused | Self::FusedCache => vec![(0..jobs).collect()],
+            Self::Packed | Self::Fused | Self::FusedCache | Self::TorchEager | Self::TorchGraph | Self::TorchCompile => {
+                vec![(0..jobs).collect()]
+            }
+            _ => (0..jobs).map(|job| vec![job]).collect(),
         }
     }
 
     /// How its processes meet.
     pub(super) fn company(self) -> Company {
         match self {
-            Self::StockMps => Company::Together(None),
+            Self::StockMps | Self::TorchEagerMps | Self::TorchGraphMps => Company::Together(None),
             Self::Mps100 => Company::Together(Some(100)),
             _ => Company::Alone,
         }
@@ -76,6 +105,11 @@ impl Arm {
             Self::Packed => "packed, no reuse",
             Self::Fused => "fused",
             Self::FusedCache => "fused, trunk cache",
+            Self::TorchEager => "PyTorch + PEFT",
+            Self::TorchGraph => "PyTorch, CUDA graph",
+            Self::TorchCompile => "PyTorch, compiled",
+            Self::TorchEagerMps => "PyTorch, MPS",
+            Self::TorchGraphMps => "PyTorch, graph, MPS",
         }
     }
 
@@ -94,6 +128,13 @@ impl Arm {
             (Self::Packed, _) => "one engine, the trunk recomputed for each job",
             (Self::Fused, _) => "one engine, one trunk for all members of a sweep",
             (Self::FusedCache, _) => "fused, with the trunk's outputs kept for later epochs",
+            (Self::TorchEager, _) => {
+                "PyTorch and PEFT, one job after another in one process, step by step; losses within a tolerance of ours"
+            }
+            (Self::TorchGraph, _) => "the same, a whole step being one CUDA graph",
+            (Self::TorchCompile, _) => "the same, forward and backward by torch.compile",
+            (Self::TorchEagerMps, _) => "PyTorch and PEFT, a process for each job at the same time under one MPS daemon",
+            (Self::TorchGraphMps, _) => "the same, a whole step being one CUDA graph",
         }
     }
 }
@@ -104,12 +145,12 @@ mod tests {
 
     #[test]
     fn every_arm_runs_every_job_once() {
-        for arm in Arm::ALL {
+        for arm in Arm::OURS.into_iter().chain(Arm::PEERS) {
             let mut jobs: Vec<u32> = arm.processes(5).concat();
             jobs.sort_unstable();
             assert_eq!(jobs, [0, 1, 2, 3, 4], "{arm:?}");
         }
         assert_eq!(Arm::Mps100.company(), Company::Together(Some(100)));
-        assert!(Arm::ALL.into_iter().all(|arm| arm.company() == Company::Alone || arm.processes(3).len() == 3));
+        assert!(Arm::OURS.into_iter().all(|arm| arm.company() == Company::Alone || arm.processes(3).len() == 3));
     }
 }

@@ -3,19 +3,20 @@
 //! Measures an arm as a whole; a process measures itself.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use anyhow::Context as _;
 use serde::de::DeserializeOwned;
 
+use super::activity::{Activity, Stretch};
 use super::arm::{Arm, Company};
 use super::mps::Mps;
-use super::words::{Done, Order, Ready};
+use super::words::{Done, Order, PeerOrder, Ready};
 use super::work::Work;
 use crate::cli::DeviceArgs;
-use crate::guest::program;
+use crate::process::spawn::program;
 
 /// Where and how workers run.
 pub(super) struct Yard<'a> {
@@ -28,6 +29,20 @@ pub(super) struct Yard<'a> {
     pub(super) graphs: bool,
     /// Whether the device is a card.
     pub(super) on_card: bool,
+    pub(super) peer: Option<Peer>,
+    /// Where the card tells how busy it is.
+    pub(super) activity: Option<Activity>,
+}
+
+/// PyTorch, and what it is given.
+pub(super) struct Peer {
+    pub(super) python: PathBuf,
+    /// As PyTorch calls it.
+    pub(super) device: String,
+    pub(super) dtype: String,
+    /// The model's folder, where it is no recipe.
+    pub(super) folder: Option<PathBuf>,
+    pub(super) recipe: Option<serde_json::Value>,
 }
 
 /// What an arm took.
@@ -38,6 +53,8 @@ pub(super) struct Taken {
     pub(super) cold_seconds: f64,
     pub(super) ready: Vec<Ready>,
     pub(super) done: Vec<Done>,
+    /// How busy the card was in the measured steps.
+    pub(super) activity: Vec<Stretch>,
 }
 
 impl Yard<'_> {
@@ -58,14 +75,16 @@ impl Yard<'_> {
     }
 
     fn one_by_one(&self, arm: Arm, orders: &[Order], note: &mut impl FnMut(&str)) -> anyhow::Result<Taken> {
-        let mut taken = Taken { steady_seconds: 0.0, cold_seconds: 0.0, ready: Vec::new(), done: Vec::new() };
+        let mut taken = Taken { steady_seconds: 0.0, cold_seconds: 0.0, ready: Vec::new(), done: Vec::new(), activity: Vec::new() };
         for (number, order) in orders.iter().enumerate() {
             note(&format!("{}: process {} of {}", arm.name(), number + 1, orders.len()));
             let began = Instant::now();
             let mut worker = Worker::start(self, arm, order, &[])?;
             taken.ready.push(worker.ready()?);
-            worker.go()?;
-            let done = worker.done()?;
+            let (done, activity) = self.watch(|| worker.go().and_then(|()| worker.result()));
+            let done = done?;
+            worker.end()?;
+            taken.activity.extend(activity);
             taken.cold_seconds += began.elapsed().as_secs_f64();
             taken.steady_seconds += done.seconds;
             taken.done.push(done);
@@ -84,12 +103,22 @@ impl Yard<'_> {
             let ids: Vec<u32> = workers.iter().map(|worker| worker.child.id()).collect();
             mps.expect_clients(&ids)?;
         }
-        workers.iter_mut().try_for_each(Worker::go)?;
-        let done = workers.iter_mut().map(Worker::result).collect::<anyhow::Result<Vec<_>>>()?;
+        let (done, activity) = self.watch(|| {
+            workers.iter_mut().try_for_each(Worker::go)?;
+            workers.iter_mut().map(Worker::result).collect::<anyhow::Result<Vec<_>>>()
+        });
+        let done = done?;
         // All went at once, so that the slowest process's time is that of all.
         let steady_seconds = done.iter().map(|done| done.seconds).fold(0.0, f64::max);
         workers.into_iter().try_for_each(Worker::end)?;
-        Ok(Taken { steady_seconds, cold_seconds: began.elapsed().as_secs_f64(), ready, done })
+        Ok(Taken { steady_seconds, cold_seconds: began.elapsed().as_secs_f64(), ready, done, activity })
+    }
+
+    fn watch<T>(&self, work: impl FnOnce() -> T) -> (T, Vec<Stretch>) {
+        match &self.activity {
+            Some(activity) => activity.during(work),
+            None => (work(), Vec::new()),
+        }
     }
 }
 
@@ -101,7 +130,24 @@ struct Worker {
 }
 
 impl Worker {
+    /// Starts a process with its order.
     fn start(yard: &Yard<'_>, arm: Arm, order: &Order, environment: &[(&str, String)]) -> anyhow::Result<Self> {
+        let (mut command, order) = match (arm.peer(), &yard.peer) {
+            (None, _) => (Self::ours(yard, arm)?, serde_json::to_string(order)?),
+            (Some(mode), Some(peer)) => (peer.command(), serde_json::to_string(&peer.order(order, mode))?),
+            (Some(_), None) => anyhow::bail!("an arm of PyTorch without a Python"),
+        };
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = child.with_context(|| format!("starting {}", command.get_program().to_string_lossy()))?;
+        let (input, output) = (child.stdin.take().context("a worker's input")?, child.stdout.take().context("a worker's output")?);
+        let mut worker = Self { child, input, output: BufReader::new(output) };
+        worker.say(&order)?;
+        Ok(worker)
+    }
+
+    /// This program, to work with the device's options.
+    fn ours(yard: &Yard<'_>, arm: Arm) -> anyhow::Result<Command> {
         let mut command = Command::new(program().context("finding this program")?);
         command.arg("--data-dir").arg(yard.data_dir).args(["bench", "worker", "--keep"]).arg(yard.keep);
         let DeviceArgs { device, dtype, threads, trunk_cache, memory } = yard.device;
@@ -117,12 +163,7 @@ impl Worker {
         for (name, value) in options.into_iter().filter_map(|(name, value)| Some((name, value?))) {
             command.args([name, &value]);
         }
-        command.envs(environment.iter().map(|(name, value)| (name, value)));
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("starting a worker process")?;
-        let (input, output) = (child.stdin.take().context("a worker's input")?, child.stdout.take().context("a worker's output")?);
-        let mut worker = Self { child, input, output: BufReader::new(output) };
-        worker.say(&serde_json::to_string(order)?)?;
-        Ok(worker)
+        Ok(command)
     }
 
     fn say(&mut self, line: &str) -> anyhow::Result<()> {
@@ -153,11 +194,18 @@ impl Worker {
         anyhow::ensure!(status.success(), "a worker process ended with {status}");
         Ok(())
     }
+}
 
-    fn done(mut self) -> anyhow::Result<Done> {
-        let done = self.result()?;
-        self.end()?;
-        Ok(done)
+impl Peer {
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.python);
+        command.arg("-c").arg(include_str!("peer.py"));
+        command
+    }
+
+    fn order<'a>(&'a self, order: &'a Order, mode: &'a str) -> PeerOrder<'a> {
+        let Self { device, dtype, folder, recipe, .. } = self;
+        PeerOrder { work: &order.work, jobs: &order.jobs, mode, device, dtype, folder: folder.as_deref(), recipe: recipe.as_ref() }
     }
 }
 

@@ -2,13 +2,14 @@
 //!
 //! Shows what the report holds and computes nothing but positions on the page.
 
+use super::activity::SAMPLE;
 use super::published;
 use super::report::{Report, Row};
 use super::table::verdict;
 
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}\
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:84rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}\
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}\
-th,td{padding:.3rem .6rem;border-bottom:1px solid #d8dee4;text-align:right}th:first-child,td:first-child{text-align:left}\
+th,td{padding:.3rem .6rem;border-bottom:1px solid #d8dee4;text-align:right}th:first-child,td:first-child,td:nth-last-child(2),td:last-child{text-align:left}\
 .failed{color:#b42318;font-weight:600}.small{color:#57606a;font-size:.85rem}dt{font-weight:600}dd{margin:0 0 .4rem 1rem}\
 pre{overflow-x:auto;background:#f6f8fa;padding:.6rem}\
 @media(prefers-color-scheme:dark){body{background:#0d1117;color:#e6edf3}th,td{border-color:#30363d}pre{background:#161b22}.small{color:#9198a1}}";
@@ -32,7 +33,7 @@ pub(super) fn page(report: &Report) -> String {
         setting.units,
         setting.price_per_hour,
     );
-    let parts = [head, table(report), bars(report), proof(report), losses(report), legend(report), details(report)];
+    let parts = [head, table(report), bars(report), activity(report), proof(report), losses(report), legend(report), details(report)];
     parts.concat() + "</html>\n"
 }
 
@@ -100,17 +101,46 @@ fn bars(report: &Report) -> String {
     svg + "</svg>"
 }
 
+/// How busy the card was in the measured steps of each arm, where it tells.
+fn activity(report: &Report) -> String {
+    let told: Vec<&Row> = report.rows.iter().filter(|row| !row.activity.is_empty()).collect();
+    let longest = told.iter().map(|row| row.activity.iter().map(|stretch| stretch.seconds).sum()).fold(f64::EPSILON, f64::max);
+    let curve = |(row, colour): (&&Row, &&str)| {
+        let mut at = 0.0;
+        let mut points = String::new();
+        for stretch in &row.activity {
+            let height = 102.0 - 96.0 * stretch.busy.clamp(0.0, 1.0);
+            for time in [at, at + stretch.seconds] {
+                points += &format!("{:.1},{height:.1} ", 64.0 + WIDTH * time / longest);
+            }
+            at += stretch.seconds;
+        }
+        let mean = row.sm_activity.map_or_else(String::new, |mean| format!("{:.0} %", 100.0 * mean));
+        let chart = format!(
+            "<svg role=\"img\" aria-label=\"SM activity of {}\" viewBox=\"0 0 640 110\" width=\"60%\"><polyline fill=\"none\" stroke=\"{colour}\" points=\"{points}\"/></svg>",
+            row.arm.name()
+        );
+        format!("<p>{}: mean {mean}</p>{chart}", row.arm.name())
+    };
+    if told.is_empty() {
+        return String::new();
+    }
+    let curves: String = told.iter().zip(COLOURS.iter().cycle()).map(curve).collect();
+    format!(
+        "<h2>SM activity over time</h2>{curves}<p class=\"small\">NVML's GPM figure, a sample each {} ms, over at most {longest:.1} s.</p>",
+        SAMPLE.as_millis()
+    )
+}
+
 /// How many losses, norms and adapters were held against the dedicated arm's, and how many differ.
 fn proof(report: &Report) -> String {
-    let compared = |row: &Row| row.jobs.iter().map(|job| job.loss_bits.len()).sum::<usize>();
     let line = |row: &Row| {
-        format!(
-            "<li>{}: {} losses, as many gradient norms and {} adapters compared bit by bit: {}</li>",
-            row.arm.name(),
-            compared(row),
-            row.jobs.len(),
-            verdict(row)
-        )
+        let losses = row.jobs.iter().map(|job| job.loss_bits.len()).sum::<usize>();
+        let what = match row.check.tolerance {
+            None => format!("{losses} losses, as many gradient norms and {} adapters, bit by bit", row.jobs.len()),
+            Some(_) => format!("{losses} losses"),
+        };
+        format!("<li>{}: {what}: {}</li>", row.arm.name(), verdict(row))
     };
     format!("<h2>Proof</h2><ul>{}</ul>", report.rows.iter().map(line).collect::<String>())
 }

@@ -2,6 +2,7 @@
 //!
 //! Never prints a ratio of a row whose bits were not equal.
 
+mod activity;
 pub(crate) mod arm;
 mod compare;
 mod fleet;
@@ -16,19 +17,22 @@ mod worker;
 
 use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use anyhow::Context as _;
 
 use crate::app::Surroundings;
-use crate::cli::{BenchArgs, BenchMode};
+use crate::cli::{BenchArgs, BenchMode, Dtype};
 use crate::error::{Ending, user};
 use crate::machine::unix_ms;
 use crate::paths::{Paths, shown};
+use crate::random;
 use crate::run::choice::{Chosen, choose};
-use crate::run::inputs::OpenModel;
+use crate::run::inputs::{OpenModel, Weights};
 use crate::store::{Store, write_synced};
+use activity::Activity;
 use arm::Arm;
-use fleet::Yard;
+use fleet::{Peer, Yard};
 use report::{FORMAT, Ledger, Report, Setting};
 use work::{Kind, Work};
 
@@ -47,8 +51,16 @@ pub(crate) fn run(
     out: &mut dyn Write,
 ) -> anyhow::Result<Ending> {
     match mode {
-        BenchMode::Sweep(args) => measure(store, surroundings, data_dir, (Kind::Sweep, args), out),
-        BenchMode::Tenants(args) => measure(store, surroundings, data_dir, (Kind::Tenants, args), out),
+        BenchMode::Sweep(args) => {
+            measure(store, surroundings, data_dir, &Asked { kind: Kind::Sweep, args, python: None, tolerance: None }, out)
+        }
+        BenchMode::Tenants(args) => {
+            measure(store, surroundings, data_dir, &Asked { kind: Kind::Tenants, args, python: None, tolerance: None }, out)
+        }
+        BenchMode::Peer { python, tenants, tolerance, args } => {
+            let kind = if *tenants { Kind::Tenants } else { Kind::Sweep };
+            measure(store, surroundings, data_dir, &Asked { kind, args, python: Some(python), tolerance: *tolerance }, out)
+        }
         BenchMode::Worker { device, keep } => {
             worker::work((store, surroundings), *device, keep, &mut BufReader::new(std::io::stdin()), out)?;
             Ok(Ending::Done)
@@ -57,26 +69,33 @@ pub(crate) fn run(
     }
 }
 
-fn measure(
-    store: &Store,
-    surroundings: &Surroundings,
-    data_dir: &Path,
-    (kind, args): (Kind, &BenchArgs),
-    out: &mut dyn Write,
-) -> anyhow::Result<Ending> {
+/// A measurement as it was asked for.
+struct Asked<'a> {
+    kind: Kind,
+    args: &'a BenchArgs,
+    /// Where PyTorch is measured too.
+    python: Option<&'a Path>,
+    tolerance: Option<f64>,
+}
+
+fn measure(store: &Store, surroundings: &Surroundings, data_dir: &Path, asked: &Asked<'_>, out: &mut dyn Write) -> anyhow::Result<Ending> {
+    let Asked { kind, args, python, .. } = *asked;
     let paths = surroundings.paths;
     let model = OpenModel::open(store, &args.model)?;
     let chosen = choose(store, surroundings, (args.device.device, args.device.dtype), std::iter::once(&model))?;
     let on_card = matches!(chosen, Chosen::Cuda(_));
     let work = work(kind, args, &model)?;
-    let arms = arms(args, &work)?;
+    let arms = arms(args, &work, python.is_some(), on_card)?;
     let folder = folder(paths, &args.out)?;
     let private = folder.join(".mps");
     let keep = folder.join("adapters");
     for made in [&private, &keep] {
         paths.create_dir_all(made)?;
     }
-    let yard = Yard { data_dir, keep: &keep, private: &private, device: args.device, graphs: !args.no_graphs, on_card };
+    let peer = python.map(|python| peer(store, data_dir, python, &model, &chosen)).transpose()?;
+    let tolerance = asked.tolerance.unwrap_or(if chosen.dtype() == Dtype::Bf16 { 5e-2 } else { 1e-3 });
+    let activity = chosen.ordinal().and_then(Activity::open);
+    let yard = Yard { peer, activity, data_dir, keep: &keep, private: &private, device: args.device, graphs: !args.no_graphs, on_card };
     let note = |text: &str| tracing::debug!("{text}");
     let mut setting = setting(&work, args, &model, chosen.name())?;
     let mut rows = Vec::new();
@@ -87,7 +106,7 @@ fn measure(
             setting.device_class.clone_from(&ready.class);
             setting.device.clone_from(&ready.device);
         }
-        let mut ledger = Ledger { work: &work, setting: &setting, on_card, rows };
+        let mut ledger = Ledger { work: &work, setting: &setting, on_card, tolerance, rows };
         ledger.enter(arm, taken);
         rows = ledger.rows;
     }
@@ -135,16 +154,46 @@ fn work(kind: Kind, args: &BenchArgs, model: &OpenModel) -> anyhow::Result<Work>
 }
 
 /// The arms that are wanted, in their order; the dedicated one always.
-fn arms(args: &BenchArgs, work: &Work) -> anyhow::Result<Vec<Arm>> {
+fn arms(args: &BenchArgs, work: &Work, with_peers: bool, on_card: bool) -> anyhow::Result<Vec<Arm>> {
+    let peers = Arm::PEERS.into_iter().filter(|_| with_peers);
     let wanted = |arm: &Arm| match args.arms.as_slice() {
+        [] if with_peers => *arm == Arm::Dedicated || arm.peer().is_some() && (on_card || *arm == Arm::TorchEager),
         [] => work.epochs > 1 || !arm.keeps(),
         named => *arm == Arm::Dedicated || named.contains(arm),
     };
-    let arms: Vec<Arm> = Arm::ALL.into_iter().filter(wanted).collect();
+    let arms: Vec<Arm> = Arm::OURS.into_iter().chain(peers).filter(wanted).collect();
+    if let Some(arm) = args.arms.iter().find(|arm| !arms.contains(arm)) {
+        return Err(user(format!("the arm `{}` is PyTorch's: it is measured by `bench peer`", arm.name())));
+    }
+    if let Some(arm) = arms.iter().find(|arm| arm.needs_card() && !on_card) {
+        return Err(user(format!("the arm `{}` needs a card", arm.name())));
+    }
     if work.epochs == 1 && arms.iter().any(|arm| arm.keeps()) {
         return Err(user("an arm with a trunk cache has nothing to keep in one epoch: give --epochs 2 or more, or leave it out of --arms"));
     }
     Ok(arms)
+}
+
+/// What PyTorch is given: the model's folder, or the recipe that its weights follow from.
+fn peer(store: &Store, data_dir: &Path, python: &Path, model: &OpenModel, chosen: &Chosen) -> anyhow::Result<Peer> {
+    let probe = Command::new(python).args(["-c", "import torch, transformers, peft"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if !probe.is_ok_and(|status| status.success()) {
+        let text = "cannot be started, or does not have torch, transformers and peft; another Python is given with --python";
+        return Err(user(format!("{} {text}", shown(python))));
+    }
+    let (dir, _) = store.model(&model.name)?;
+    let recipe = match &model.weights {
+        Weights::Random { .. } => Some(serde_json::from_slice(&dir.read(random::FILE).context("reading the model's recipe")?)?),
+        Weights::Mapped(_) => None,
+    };
+    let folder = recipe.is_none().then(|| data_dir.join("models").join(model.name.as_str()));
+    Ok(Peer {
+        python: python.to_owned(),
+        device: chosen.ordinal().map_or("cpu".to_owned(), |number| format!("cuda:{number}")),
+        dtype: chosen.dtype().to_string(),
+        folder,
+        recipe,
+    })
 }
 
 /// The folder of the results, made.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use nodus_protocol::Digest;
 use serde::{Deserialize, Serialize};
 
+use super::activity::{Stretch, mean};
 use super::arm::Arm;
 use super::fleet::Taken;
 use super::words::JobDone;
@@ -86,6 +87,8 @@ pub(super) struct Row {
     pub(super) ratio_to_stock_mps: Option<f64>,
     /// Mean part of the card's multiprocessors that were at work; none where nothing tells.
     pub(super) sm_activity: Option<f64>,
+    /// The same, stretch by stretch, one after another.
+    pub(super) activity: Vec<Stretch>,
     pub(super) step_ms: Percentiles,
     pub(super) sharing: Sharing,
     /// What reuse can bring at most, by what was measured in this arm.
@@ -93,16 +96,34 @@ pub(super) struct Row {
     pub(super) jobs: Vec<JobDone>,
 }
 
-/// Whether every job answered the same bits as in the dedicated arm.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Whether every job answered the same bits as in the dedicated arm; of PyTorch losses within a tolerance are asked for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Check {
     /// Jobs that did not, in order.
     pub(super) different: Vec<u32>,
-    /// Whether it ran on the class of the dedicated arm.
+    /// Whether it ran on the class of the dedicated arm; not asked of PyTorch.
     pub(super) same_class: bool,
+    /// How far a loss may be from ours, where bits are not asked for.
+    pub(super) tolerance: Option<f64>,
+    /// The largest difference of a loss.
+    pub(super) difference: Option<f64>,
 }
 
 impl Check {
+    fn bits(jobs: &[JobDone], solo: &[JobDone], same_class: bool) -> Self {
+        let equal = |one: &JobDone| find(jobs, one.job).is_some_and(|other| one.equals(other));
+        let different = solo.iter().filter(|job| !equal(job)).map(|job| job.job).collect();
+        Self { different, same_class, tolerance: None, difference: None }
+    }
+
+    fn closeness(jobs: &[JobDone], solo: &[JobDone], tolerance: f64) -> Self {
+        let distance = |one: &JobDone| find(jobs, one.job).map_or(f64::INFINITY, |other| one.distance(other));
+        let distances: Vec<(u32, f64)> = solo.iter().map(|job| (job.job, distance(job))).collect();
+        let different = distances.iter().filter(|(_, distance)| *distance > tolerance).map(|(job, _)| *job).collect();
+        let difference = distances.iter().map(|(_, distance)| *distance).fold(0.0, f64::max);
+        Self { different, same_class: true, tolerance: Some(tolerance), difference: Some(difference) }
+    }
+
     pub(super) fn passed(&self) -> bool {
         self.different.is_empty() && self.same_class
     }
@@ -130,6 +151,8 @@ pub(super) struct Ledger<'a> {
     pub(super) work: &'a Work,
     pub(super) setting: &'a Setting,
     pub(super) on_card: bool,
+    /// How far losses of PyTorch may be from ours.
+    pub(super) tolerance: f64,
     pub(super) rows: Vec<Row>,
 }
 
@@ -140,9 +163,10 @@ impl Ledger<'_> {
         jobs.sort_by_key(|job| job.job);
         let dedicated = self.rows.first();
         let solo = dedicated.map_or(&jobs, |row| &row.jobs);
-        let equal = |job: &u32| find(&jobs, *job).zip(find(solo, *job)).is_some_and(|(one, other)| one.equals(other));
-        let same_class = taken.ready.iter().all(|ready| ready.class == self.setting.device_class);
-        let check = Check { different: (0..self.work.jobs).filter(|job| !equal(job)).collect(), same_class };
+        let check = match arm.peer() {
+            None => Check::bits(&jobs, solo, taken.ready.iter().all(|ready| ready.class == self.setting.device_class)),
+            Some(_) => Check::closeness(&jobs, solo, self.tolerance),
+        };
         let mut sharing = Sharing::default();
         taken.done.iter().for_each(|done| sharing.merge(&done.sharing));
         let rate = |units: u64, seconds: f64| if seconds > 0.0 { units as f64 / seconds } else { 0.0 };
@@ -167,7 +191,8 @@ impl Ledger<'_> {
             ratio_to_stock_mps: against(steady_rate, stock),
             steady_rate,
             cold_rate,
-            sm_activity: None,
+            sm_activity: mean(&taken.activity),
+            activity: taken.activity,
             step_ms: Percentiles::of(jobs.iter().flat_map(|job| job.step_ms.clone()).collect()),
             bound: bound(arm, self.work, &sharing),
             sharing,
@@ -264,14 +289,20 @@ mod tests {
         let sharing = Sharing { trunk_seconds: 0.5, above_seconds: 1.0, ..Sharing::default() };
         let class = class.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let ready = vec![Ready { class, device: "cpu".into() }];
-        Taken { steady_seconds: seconds, cold_seconds: 2.0 * seconds, ready, done: vec![Done { seconds, jobs, sharing }] }
+        Taken {
+            steady_seconds: seconds,
+            cold_seconds: 2.0 * seconds,
+            ready,
+            done: vec![Done { seconds, jobs, sharing }],
+            activity: Vec::new(),
+        }
     }
 
     #[test]
     fn a_row_whose_bits_differ_or_of_another_class_has_no_ratio() {
         let work = work();
         let setting = setting(&work);
-        let mut ledger = Ledger { work: &work, setting: &setting, on_card: false, rows: Vec::new() };
+        let mut ledger = Ledger { work: &work, setting: &setting, on_card: false, tolerance: 1e-3, rows: Vec::new() };
         ledger.enter(Arm::Dedicated, taken(4.0, ["3f800000", "3f800001"], &[]));
         ledger.enter(Arm::StockMps, taken(2.0, ["3f800000", "3f800001"], &[]));
         ledger.enter(Arm::Packed, taken(1.0, ["3f800000", "3f800002"], &[]));
@@ -279,6 +310,12 @@ mod tests {
         ledger.enter(Arm::FusedCache, taken(1.0, ["3f800000", "3f800001"], &[("cpu", "another")]));
         let ratios: Vec<_> = ledger.rows.iter().map(|row| (row.ratio, row.ratio_to_stock_mps)).collect();
         assert_eq!(ratios, [(Some(1.0), None), (Some(2.0), None), (None, None), (Some(4.0), Some(2.0)), (None, None)]);
+        // A PyTorch's losses may differ by so much: 3f800002 is 2.4e-7 above 1, 3f900000 an eighth.
+        ledger.enter(Arm::TorchEager, taken(8.0, ["3f800000", "3f800002"], &[("torch", "2")]));
+        ledger.enter(Arm::TorchEager, taken(8.0, ["3f800000", "3f900000"], &[("torch", "2")]));
+        ledger.enter(Arm::TorchEager, taken(8.0, ["3f800000", "7fc00000"], &[("torch", "2")]));
+        let peers: Vec<_> = ledger.rows.iter().skip(5).map(|row| (row.ratio, row.check.different.as_slice())).collect();
+        assert_eq!(peers, [(Some(0.5), &[][..]), (None, &[1]), (None, &[1])]);
         assert_eq!(ledger.rows[2].check.different, [1]);
         assert!(ledger.rows[4].check.different.is_empty() && !ledger.rows[4].check.same_class);
     }

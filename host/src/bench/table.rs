@@ -59,6 +59,12 @@ fn cells(row: &Row) -> [String; 11] {
 /// What the check found.
 pub(super) fn verdict(row: &Row) -> String {
     match (row.check.same_class, row.check.different.as_slice()) {
+        (true, different) if row.check.tolerance.is_some() => {
+            let (difference, tolerance) = (row.check.difference.unwrap_or(f64::INFINITY), row.check.tolerance.unwrap_or_default());
+            let verdict = if different.is_empty() { "close" } else { "FAILED" };
+            format!("{verdict} (losses within {difference:.1e}, at most {tolerance:.0e})")
+        }
+        (true, []) if row.arm == row.comparator => "the reference".to_owned(),
         (true, []) => format!("equal ({} of {})", row.jobs.len(), row.jobs.len()),
         (true, different) => format!("FAILED ({} different)", different.len()),
         (false, _) => "FAILED (other device class)".to_owned(),

@@ -22,6 +22,22 @@ pub(super) struct Order {
     pub(super) graphs: bool,
 }
 
+/// What a PyTorch process is to run.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct PeerOrder<'a> {
+    pub(super) work: &'a Work,
+    pub(super) jobs: &'a [u32],
+    /// `eager`, `graph` or `compile`.
+    pub(super) mode: &'a str,
+    /// As PyTorch calls it.
+    pub(super) device: &'a str,
+    /// `f32` or `bf16`.
+    pub(super) dtype: &'a str,
+    /// A Hugging Face folder, or none where the weights follow from a recipe.
+    pub(super) folder: Option<&'a std::path::Path>,
+    pub(super) recipe: Option<&'a serde_json::Value>,
+}
+
 /// What it says before the clock starts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Ready {
@@ -57,6 +73,17 @@ pub(super) struct JobDone {
 }
 
 impl JobDone {
+    /// The largest difference of a loss; infinite where one has other steps, or a loss that is not finite.
+    pub(super) fn distance(&self, other: &Self) -> f64 {
+        if self.loss_bits.len() != other.loss_bits.len() {
+            return f64::INFINITY;
+        }
+        let value = |bits: &String| u32::from_str_radix(bits, 16).map_or(f64::INFINITY, |bits| f64::from(f32::from_bits(bits)));
+        let pairs = self.loss_bits.iter().zip(&other.loss_bits);
+        let distances = pairs.map(|(one, other)| (value(one) - value(other)).abs());
+        distances.fold(0.0, |most, distance| if distance.is_finite() { f64::max(most, distance) } else { f64::INFINITY })
+    }
+
     /// Whether both are bit-equal.
     pub(super) fn equals(&self, other: &Self) -> bool {
         let bits = |job: &Self| (job.job, job.loss_bits.clone(), job.grad_norm_bits.clone(), job.adapter, job.adapter_bytes);

@@ -20,6 +20,21 @@ pub enum BenchMode {
     Sweep(BenchArgs),
     /// Unrelated tenants on one model: every job has its own data, seed and rank
     Tenants(BenchArgs),
+    /// Jobs of a sweep or of tenants by PyTorch and PEFT beside ours, their losses held against ours within a tolerance
+    Peer {
+        /// A Python with torch, transformers and peft
+        #[arg(long, default_value = "python3", value_name = "PATH")]
+        python: PathBuf,
+        /// Jobs of unrelated tenants in place of members of a sweep
+        #[arg(long)]
+        tenants: bool,
+        /// How far a loss may be from ours [default: 1e-3 in f32, 5e-2 in bf16]
+        #[arg(long)]
+        tolerance: Option<f64>,
+        /// The measurement.
+        #[command(flatten)]
+        args: BenchArgs,
+    },
     /// Hold two reports against each other, row by row; exit code 2 where B is slower
     Compare {
         /// The report to start from: a report.json

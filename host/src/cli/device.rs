@@ -8,11 +8,12 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use nodus_kernels::cuda::Precision;
+use serde::{Deserialize, Serialize};
 
 use crate::text::{escape, parse_bytes};
 
 /// Which device, and how it is used. Device and type are part of a result's device class; nothing else here changes a result.
-#[derive(Clone, Copy, Debug, Default, Args)]
+#[derive(Clone, Copy, Debug, Default, Args, Serialize, Deserialize)]
 pub struct DeviceArgs {
     /// Where to compute: cpu, cuda, cuda:N for the card of that number, or auto, which is cuda where it can be used, else cpu [default: NODUS_DEVICE, else auto]
     #[arg(long, value_name = "DEVICE")]
@@ -32,7 +33,7 @@ pub struct DeviceArgs {
 }
 
 /// Where to compute.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceChoice {
     /// On the first card where one can be used, else on the CPU.
     #[default]
@@ -74,7 +75,7 @@ impl fmt::Display for DeviceChoice {
 }
 
 /// What frozen weights and activations are computed in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum Dtype {
     /// float32.
     F32,

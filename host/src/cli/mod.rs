@@ -6,6 +6,7 @@ mod audit;
 mod bench;
 mod client;
 mod device;
+mod floor;
 mod guest;
 mod run;
 mod serve;
@@ -18,6 +19,7 @@ pub use audit::{AuditMode, LedgerArgs, ReplayArgs, VerifyArgs};
 pub use bench::{BatchShape, BenchArgs, BenchMode, Layers};
 pub use client::{CancelArgs, ClientMode, FetchArgs, JobsArgs, LogsArgs, MetricsArgs, RemoteArgs, RemoteLane, SubmitArgs, WatchArgs};
 pub use device::{DeviceArgs, DeviceChoice, DeviceChoiceError, Dtype};
+pub use floor::FloorArgs;
 pub use guest::{CompileArgs, GuestArgs, SandboxArgs};
 pub use run::{HeldOutArgs, Lane, RunArgs};
 pub use serve::{Bound, ReadyMade, ServeArgs, StateMode, TenantMode};
@@ -72,6 +74,9 @@ pub enum Mode {
     /// Run strangers' components; started by this program itself
     #[command(hide = true)]
     Guest(GuestArgs),
+    /// Hold a model on a device and train adapters on it; started by this program itself
+    #[command(hide = true)]
+    Engine,
     /// Compile a stranger's component; started by this program itself
     #[command(hide = true)]
     Compile(CompileArgs),

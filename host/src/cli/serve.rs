@@ -9,7 +9,7 @@ use std::str::FromStr;
 use clap::{Args, Subcommand};
 use nodus_state::Quota;
 
-use super::SandboxArgs;
+use super::{FloorArgs, SandboxArgs};
 use crate::name::Name;
 use crate::text::{escape, nearest, parse_bytes};
 
@@ -34,6 +34,9 @@ pub struct ServeArgs {
     /// A ready-made component that all tenants may name, such as sft=sft.wasm. May be given many times
     #[arg(long = "component", value_name = "NAME=FILE")]
     pub components: Vec<ReadyMade>,
+    /// Where and how jobs run.
+    #[command(flatten)]
+    pub floor: FloorArgs,
     /// How components are kept apart.
     #[command(flatten)]
     pub sandbox: SandboxArgs,

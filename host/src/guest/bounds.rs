@@ -17,6 +17,8 @@ pub(super) struct Bounds {
     progress_reports: u64,
     /// Reports of how far an evaluation is: each follows a piece, which is a command too.
     pieces: u64,
+    /// Whether it was told to stop.
+    is_stopping: bool,
     /// By name.
     saved: BTreeMap<String, Saved>,
 }
@@ -35,7 +37,7 @@ const CLOSING_BYTES: u64 = 1024;
 
 impl Bounds {
     pub(super) fn new(limits: Limits) -> Self {
-        Self { limits, log_bytes: 0, metrics: 0, progress_reports: 0, pieces: 0, saved: BTreeMap::new() }
+        Self { limits, log_bytes: 0, metrics: 0, progress_reports: 0, pieces: 0, is_stopping: false, saved: BTreeMap::new() }
     }
 
     /// Counts an event; `commands` is how many the job has sent to its engine.
@@ -65,6 +67,14 @@ impl Bounds {
                 if origins.contains(&(*adapter, *step)) { Ok(()) } else { Err("an adapter that it did not save") }
             }
         }
+    }
+
+    /// It learns that it is to stop.
+    ///
+    /// # Errors
+    /// It knew already.
+    pub(super) fn stopping(&mut self) -> Result<(), &'static str> {
+        if std::mem::replace(&mut self.is_stopping, true) { Err("twice that it was told to stop") } else { Ok(()) }
     }
 
     /// Whether these weights may be saved under this name.

@@ -66,6 +66,10 @@ impl Broker {
             }
             Question::Bytes { rows, offset } => return self.bytes(rows, offset),
             Question::Load(digest) => self.load(digest).await,
+            Question::Stopping(question) => {
+                self.bounds.stopping()?;
+                self.services.stopping(question).await.map(|()| Answer::Noted)
+            }
         };
         Ok(answer.map_err(without_our_words))
     }

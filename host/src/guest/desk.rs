@@ -24,6 +24,7 @@ use super::remote::{Parent, Remote};
 use super::shelf::Shelf;
 use super::words::{Brief, FromJob, SealedCode, ToGuest, ToParent};
 use crate::cli::GuestArgs;
+use crate::process::socket::inherited;
 
 /// Threads beside those that run guests, for tokenising and for what a tokenizer blocks.
 const THREADS_BESIDE: usize = 16;
@@ -33,7 +34,7 @@ const THREADS_BESIDE: usize = 16;
 /// # Errors
 /// Ours: the process cannot be set up, or the parent is not understood.
 pub(crate) fn serve(args: &GuestArgs) -> anyhow::Result<()> {
-    let (engine, parent) = (stream(io::stdin().as_fd())?, stream(io::stdout().as_fd())?);
+    let (engine, parent) = (inherited(io::stdin().as_fd())?, inherited(io::stdout().as_fd())?);
     let ration = Ration { data_bytes: Some(args.data_bytes), address_bytes: None, cpu_seconds: args.cpu_seconds };
     let mut missing = give_up(ration);
     let sandbox = Arc::new(Sandbox::new(SandboxOptions::default())?);
@@ -47,12 +48,6 @@ pub(crate) fn serve(args: &GuestArgs) -> anyhow::Result<()> {
     let ended = desk.block_on(work(&guests, sandbox, engine, parent, missing));
     guests.shutdown_background();
     ended
-}
-
-fn stream(descriptor: std::os::fd::BorrowedFd<'_>) -> anyhow::Result<StdStream> {
-    let stream = StdStream::from(descriptor.try_clone_to_owned()?);
-    stream.set_nonblocking(true).context("a guest process is started by its parent, with sockets for input and output")?;
-    Ok(stream)
 }
 
 async fn work(guests: &Runtime, sandbox: Arc<Sandbox>, engine: StdStream, parent: StdStream, missing: Vec<String>) -> anyhow::Result<()> {

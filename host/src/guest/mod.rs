@@ -14,7 +14,7 @@ mod process;
 mod remote;
 mod runs;
 mod shelf;
-mod spawn;
+mod size;
 #[cfg(target_os = "linux")]
 mod syscalls;
 mod words;
@@ -22,6 +22,6 @@ mod workshop;
 
 pub(crate) use compile::serve as serve_compile;
 pub(crate) use desk::serve as serve_guests;
-pub(crate) use process::{Order, Process, Size};
-pub(crate) use spawn::{OS_SANDBOX, Terms, program};
+pub(crate) use process::{Order, Process};
+pub(crate) use size::{Need, OS_SANDBOX, Size, Terms};
 pub(crate) use workshop::Workshop;

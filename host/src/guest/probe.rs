@@ -6,7 +6,8 @@ use nodus_protocol::{Digest, channel};
 use nodus_sandbox::Limits;
 use nodus_sandbox::limits::GUEST_SILENCE_MS_MAX;
 
-use super::process::{Process, Size};
+use super::process::Process;
+use super::size::Size;
 
 /// What this machine's kernel grants to guest processes, for people.
 pub(crate) fn report() -> String {

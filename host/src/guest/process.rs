@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
-use std::process::{Child, ChildStderr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,7 +16,6 @@ use nodus_sandbox::{Failure, JobEnd, Limits, Outcome, Precompiled, SealKey, Stop
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde_bytes::ByteBuf;
 use tokio::io::BufReader;
-use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -25,10 +23,12 @@ use tokio::time::{sleep_until, timeout};
 
 use super::broker::Broker;
 use super::runs::Runs;
-use super::spawn::{Ends, how, message_bytes_max, spawn};
+use super::size::Size;
 use super::words::{Brief, FromJob, SealedCode, ToGuest, ToParent};
+use crate::process::fate::Fate;
+use crate::process::socket::{listen, split};
+use crate::process::spawn::{Ends, spawn};
 use crate::run::services::RunServices;
-use crate::text::escape_lines;
 
 /// Words for the process that may wait.
 const LINK_QUEUE: usize = 16;
@@ -38,8 +38,6 @@ const JOB_QUEUE: usize = 256;
 const START: Duration = Duration::from_secs(60);
 /// How long after its own limit a job may end.
 const GRACE: Duration = Duration::from_secs(30);
-/// Characters of its standard error that are logged, a line at a time.
-const COMPLAINT_CHARS_MAX: usize = 2000;
 
 /// What one job is given.
 pub(crate) struct Order {
@@ -52,17 +50,6 @@ pub(crate) struct Order {
     pub(crate) cohort: Option<u64>,
     pub(crate) services: RunServices,
     pub(crate) stop: StopFlag,
-}
-
-/// What a process will need for all of its jobs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Size {
-    pub(crate) threads: usize,
-    pub(crate) data_bytes: u64,
-    pub(crate) cpu_seconds: u64,
-    pub(crate) message_bytes_max: u64,
-    /// How long it may say nothing; it is asked for a word four times as often.
-    pub(crate) silence: Duration,
 }
 
 /// A running guest process.
@@ -79,60 +66,6 @@ pub(crate) struct Process {
     missing: Vec<String>,
 }
 
-/// The process itself, and why it was ended.
-struct Fate {
-    child: Mutex<Child>,
-    sentence: Mutex<Option<String>>,
-}
-
-impl Fate {
-    /// Ends the process; the first reason is the one that is told.
-    fn seal(&self, reason: Option<String>) {
-        let mut sentence = self.sentence.lock().unwrap_or_else(PoisonError::into_inner);
-        *sentence = sentence.take().or(reason);
-        // It may be dead already.
-        drop(self.child.lock().unwrap_or_else(PoisonError::into_inner).kill());
-    }
-
-    /// Waits for a process that was ended.
-    fn how(&self) -> String {
-        let status = self.child.lock().unwrap_or_else(PoisonError::into_inner).wait();
-        let sentence = self.sentence.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        sentence.unwrap_or_else(|| how(status))
-    }
-}
-
-impl Drop for Fate {
-    fn drop(&mut self) {
-        let child = self.child.get_mut().unwrap_or_else(PoisonError::into_inner);
-        drop(child.kill());
-        drop(child.wait());
-    }
-}
-
-impl Size {
-    /// For these jobs and this much of data sets.
-    pub(crate) fn new(threads: usize, jobs: impl Iterator<Item = Limits>, dataset_bytes: u64, silence: Duration) -> Self {
-        /// The program, tokenizers, and stacks for chat templates.
-        const BASE_BYTES: u64 = 4 << 30;
-        /// Text as tokens, targets and weights, and the text itself.
-        const TOKENS_PER_TEXT: u64 = 16;
-        /// Tokenising, and the program's start.
-        const BASE_SECONDS: u64 = 600;
-        let (mut data_bytes, mut cpu_seconds, mut longest) = (BASE_BYTES, BASE_SECONDS, 0);
-        data_bytes = data_bytes.saturating_add(dataset_bytes.saturating_mul(TOKENS_PER_TEXT));
-        for limits in jobs {
-            let message = message_bytes_max(&limits);
-            let own = [limits.guest_memory_bytes, limits.batch_bytes, limits.log_bytes, 3 * message];
-            data_bytes = own.into_iter().fold(data_bytes, u64::saturating_add);
-            cpu_seconds = cpu_seconds.saturating_add(limits.cpu_ms / 1000 + 1);
-            longest = longest.max(message);
-        }
-        // What the kernel takes: bytes as signed, seconds as nanoseconds.
-        Self { threads, data_bytes: data_bytes.min(1 << 62), cpu_seconds: cpu_seconds.min(1 << 32), message_bytes_max: longest, silence }
-    }
-}
-
 impl Process {
     /// Starts a process whose jobs have this engine, and waits until it is locked down.
     ///
@@ -144,9 +77,9 @@ impl Process {
         let ends = Ends { input: OwnedFd::from(engine_end), output: OwnedFd::from(parent_end) };
         let arguments = [("threads", size.threads as u64), ("data-bytes", size.data_bytes), ("cpu-seconds", size.cpu_seconds)]
             .map(|(name, value)| (name, value.to_string()));
-        let mut child = spawn("guest", &arguments, ends).context("starting a guest process")?;
-        child.stderr.take().map_or(Ok(()), listen).context("starting the thread that listens to a guest process")?;
-        let fate = Arc::new(Fate { child: Mutex::new(child), sentence: Mutex::new(None) });
+        let mut child = spawn("guest", &arguments, &[], ends).context("starting a guest process")?;
+        listen(&mut child, "a guest process").context("starting the thread that listens to a guest process")?;
+        let fate = Arc::new(Fate::new(child));
 
         let (reader, writer) = split(parent_stream)?;
         let mut reader = FrameReader::new(BufReader::new(reader), size.message_bytes_max);
@@ -180,6 +113,11 @@ impl Process {
     /// What the kernel did not grant of its lockdown.
     pub(crate) fn missing(&self) -> &[String] {
         &self.missing
+    }
+
+    /// How it ended, where it has.
+    pub(crate) fn how_ended(&self) -> Option<String> {
+        self.runs.ended()
     }
 
     /// Runs a job to its end, which may be the process's. Dropped before, it ends the job.
@@ -292,6 +230,7 @@ impl Drop for Stay<'_> {
     fn drop(&mut self) {
         self.process.runs.leave(self.job);
         if !self.is_over {
+            self.process.grants.close(self.job);
             // A process that does not listen is ended by whoever has it.
             drop(self.process.link.try_send(ToGuest::Cancel(self.job)));
         }
@@ -300,11 +239,6 @@ impl Drop for Stay<'_> {
 
 fn failed(failure: Failure) -> JobEnd {
     JobEnd { outcome: Outcome::Failed(failure), usage: Usage::default(), stopped_at: None }
-}
-
-fn split(stream: StdStream) -> anyhow::Result<(OwnedReadHalf, OwnedWriteHalf)> {
-    stream.set_nonblocking(true).context("setting a socket up")?;
-    Ok(UnixStream::from_std(stream).context("setting a socket up")?.into_split())
 }
 
 /// Passes words on, and asks for a word now and then. Ends when nobody has more to say, or nobody listens.
@@ -336,10 +270,4 @@ async fn read(mut reader: FrameReader<BufReader<OwnedReadHalf>>, silence: Durati
     fate.seal(reason);
     let how = tokio::task::spawn_blocking(move || fate.how()).await;
     runs.end(how.unwrap_or_else(|_| "was lost".to_owned()));
-}
-
-/// Logs what the process writes to standard error, until it ends.
-fn listen(stderr: ChildStderr) -> std::io::Result<()> {
-    let work = move || super::spawn::lines(stderr, |line| tracing::warn!("a guest process: {}", escape_lines(line, COMPLAINT_CHARS_MAX)));
-    std::thread::Builder::new().name("guest-stderr".into()).spawn(work).map(drop)
 }

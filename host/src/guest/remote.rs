@@ -148,6 +148,13 @@ impl Services for Remote {
         }
     }
 
+    async fn stopping(&mut self, question: u64) -> Result<(), Refusal> {
+        match self.ask(Question::Stopping(question)).await? {
+            Answer::Noted => Ok(()),
+            other => Err(strange(&other)),
+        }
+    }
+
     fn event(&mut self, event: Event) {
         self.parent.tell(ToParent::Of(self.job, FromJob::Event(event)));
     }

@@ -54,6 +54,11 @@ impl Runs {
         board.jobs.clear();
     }
 
+    /// How it ended, where it has.
+    pub(super) fn ended(&self) -> Option<String> {
+        self.lock().ended.clone()
+    }
+
     /// How it ended.
     pub(super) fn how(&self) -> String {
         self.lock().ended.clone().unwrap_or_else(|| "was lost".to_owned())

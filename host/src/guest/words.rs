@@ -87,6 +87,8 @@ pub(super) enum Question {
     Load(Digest),
     /// Keep an adapter. Answers `Saved`.
     Save(String, Box<AdapterWeights>),
+    /// It is about to learn, at this question, that it is to stop. Answers `Noted`; once in a run.
+    Stopping(u64),
 }
 
 /// The answers.
@@ -98,6 +100,7 @@ pub(super) enum Answer {
     Bytes(ByteBuf),
     Weights(Arc<AdapterWeights>),
     Saved(Digest),
+    Noted,
 }
 
 /// A trunk, but for its engine and its tokenizer.

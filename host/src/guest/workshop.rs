@@ -16,8 +16,9 @@ use nodus_sandbox::{ComponentRefusal, Limits, Precompiled, Sandbox, SealKey};
 
 use super::compile::Compiled;
 use super::process::fresh_key;
-use super::spawn::{Ends, OS_SANDBOX, Terms, how, lines, spawn};
+use super::size::{OS_SANDBOX, Terms};
 use crate::error::refusal;
+use crate::process::spawn::{Ends, how, lines, spawn};
 use crate::store::{Store, write_synced};
 use crate::text::escape_lines;
 
@@ -147,7 +148,7 @@ fn in_a_process(bytes: Vec<u8>, limits: &Limits) -> anyhow::Result<Result<Compil
     let (result, output) = io::pipe().context("making a pipe")?;
     let ends = Ends { input: OwnedFd::from(input), output: OwnedFd::from(output) };
     let arguments = [("limits", serde_json::to_string(limits)?)];
-    let mut child = spawn("compile", &arguments, ends).context("starting the process that compiles")?;
+    let mut child = spawn("compile", &arguments, &[], ends).context("starting the process that compiles")?;
     let complaints = child.stderr.take();
     let (sender, receiver) = channel();
     let read = std::thread::scope(|scope| {

@@ -11,7 +11,8 @@ use nodus_receipts::statement::DigestSet;
 use nodus_sandbox::Usage;
 
 use super::conclude::Office;
-use super::crew::{Ended, Fared, Post};
+use super::course::Ended;
+use super::crew::{Fared, Post};
 use super::inputs::Job;
 use super::record::{Figures, HELD_OUT, LOSSES, METRICS};
 use crate::books::Account;
@@ -33,7 +34,7 @@ pub(super) fn certify(
     let kept = artifacts.iter().map(|artifact| artifact.resource.name.clone()).collect();
     office.store.keep_component(job.component.digest(), &job.component.bytes)?;
     let mut predicate = predicate(job, (ended, fared, usage), artifacts);
-    office.lane.name().clone_into(&mut predicate.lane);
+    office.lane.clone_into(&mut predicate.lane);
     let sealed = office.books.seal(account, |previous: Option<Digest>| {
         predicate.previous_receipt = previous.map(DigestSet);
         serde_json::to_vec(&Statement::new(subject, predicate))

@@ -109,6 +109,22 @@ impl Chosen {
         }
     }
 
+    /// What it computes in.
+    pub(crate) fn dtype(&self) -> Dtype {
+        match self {
+            Self::Cpu => Dtype::F32,
+            Self::Cuda(chosen) => chosen.dtype,
+        }
+    }
+
+    /// The card's number, where it is one.
+    pub(crate) fn ordinal(&self) -> Option<usize> {
+        match self {
+            Self::Cpu => None,
+            Self::Cuda(chosen) => Some(chosen.card.ordinal),
+        }
+    }
+
     /// Bytes of a weight.
     pub(super) fn weight_bytes(&self) -> u64 {
         match self {
@@ -116,6 +132,14 @@ impl Chosen {
             _ => 4,
         }
     }
+}
+
+/// Free bytes of a card's memory, less what the driver and the libraries will take.
+///
+/// # Errors
+/// What the driver says.
+pub(crate) fn free_card_bytes(ordinal: usize) -> Result<u64, DeviceError> {
+    free_bytes(ordinal).map(|bytes| bytes.saturating_sub(CARD_RESERVE_BYTES))
 }
 
 impl ChosenCard {
@@ -139,7 +163,7 @@ impl ChosenCard {
     /// # Errors
     /// What the driver says.
     pub(super) fn free_bytes(&self) -> Result<u64, DeviceError> {
-        free_bytes(self.card.ordinal).map(|bytes| bytes.saturating_sub(CARD_RESERVE_BYTES))
+        free_card_bytes(self.card.ordinal)
     }
 
     /// What the system adds to what the device says of its class.

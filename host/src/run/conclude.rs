@@ -13,12 +13,11 @@ use nodus_sandbox::{Failure, JobEnd, Outcome, Usage};
 
 use super::certify::certify;
 use super::claim::holds_anything;
-use super::crew::{Ended, Fared, Post};
+use super::course::Ended;
+use super::crew::{Fared, Post};
 use super::record::{Figures, HELD_OUT, LOG, LOSSES, METRICS};
 use crate::books::{Account, Books};
-use crate::cli::Lane;
 use crate::error::{exit_code, refusal_code};
-use crate::machine::unix_ms;
 use crate::paths::shown;
 use crate::store::Store;
 use crate::text::{count, one_line};
@@ -72,18 +71,17 @@ pub(crate) struct Verdict {
 pub(crate) struct Office<'a> {
     pub(crate) store: &'a Store,
     pub(crate) books: &'a mut Books,
-    pub(crate) lane: Lane,
+    /// As the receipt writes it.
+    pub(crate) lane: &'static str,
 }
 
 /// Decides what is kept of a job, signs its receipt, and enters what its adapters used.
-pub(crate) fn conclude(office: &mut Office<'_>, number: usize, post: &Post, fared: &Fared) -> Verdict {
-    let started = fared.ended.as_ref().ok().and_then(Option::as_ref).map_or_else(unix_ms, |ended| ended.started_unix_ms);
-    let account = Account::local(started, number);
-    let entered = enter(office.books, &account, &fared.bytes);
+pub(crate) fn conclude(office: &mut Office<'_>, account: &Account, post: &Post, fared: &Fared) -> Verdict {
+    let entered = enter(office.books, account, &fared.bytes);
     let broken = |error| (Verdict { status: Status::Broken(error), kept: left(post.folder.dir()) }, Some(INTERNAL));
-    let judged = entered.and_then(|()| judge(office, &account, post, fared));
+    let judged = entered.and_then(|()| judge(office, account, post, fared));
     let (verdict, failed) = judged.unwrap_or_else(broken);
-    match failed.map(|code| office.books.fail(&account, code)) {
+    match failed.map(|code| office.books.fail(account, code)) {
         Some(Err(error)) if !matches!(verdict.status, Status::Broken(_)) => broken(error).0,
         // One failure of ours is told, the first.
         _ => verdict,
@@ -121,7 +119,10 @@ fn left(folder: &Dir) -> Kept {
 }
 
 /// Enters the engine's own figures.
-fn enter(books: &mut Books, account: &Account, bytes: &JobBytes) -> anyhow::Result<()> {
+///
+/// # Errors
+/// Ours: the disk refuses.
+pub(crate) fn enter(books: &mut Books, account: &Account, bytes: &JobBytes) -> anyhow::Result<()> {
     let events = bytes.adapters.iter().flat_map(|(adapter, bytes)| {
         let events = [
             (BytesEvent::Allocated, bytes.granted),

@@ -2,27 +2,26 @@
 //!
 //! Both lanes are this one path: a lane is a list of groups, and a group is an engine with the jobs that share it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError};
 
 use anyhow::Context as _;
 use nodus_engine::JobBytes;
-use nodus_protocol::{Client, Command, EngineError, JobSlot};
+use nodus_protocol::{EngineError, JobSlot};
 use nodus_sandbox::services::Trunk;
-use nodus_sandbox::{Failure, JobEnd, JobSpec, Limits, Outcome, Sandbox, StopFlag, Usage};
+use nodus_sandbox::{Failure, JobEnd, JobSpec, Outcome, Sandbox, Usage};
 use tokio::runtime::Runtime;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
+use super::course::{Course, Ended};
 use super::device::{Class, Device, Rig};
 use super::display::Display;
 use super::inputs::Job;
 use super::neighbours::Neighbours;
 use super::output::Folder;
-use super::record::{Figures, Record};
-use super::recorder::Recorder;
-use super::services::RunServices;
 use super::sharing::Sharing;
 use super::stop::Stopper;
+use super::view::View;
 use crate::cli::Lane;
 use crate::error::{again, refusal};
 use crate::guest::{OS_SANDBOX, Order, Process, Size, Terms};
@@ -37,23 +36,6 @@ pub(crate) struct Post {
 
 /// A job about to run: what its engine knows it by, and its trunk there.
 type Seat = (JobSlot, Post, Trunk);
-
-/// How a job ended.
-pub(crate) struct Ended {
-    /// None where a second Ctrl-C cut it off.
-    pub(crate) end: Option<JobEnd>,
-    pub(crate) figures: Figures,
-    pub(crate) started_unix_ms: u64,
-    /// Other jobs that were there meanwhile.
-    pub(crate) neighbours: u64,
-}
-
-impl Ended {
-    /// The question at which it learnt that it was to stop; see [`JobSpec::stop_at`].
-    pub(crate) fn stopped_at(&self) -> Option<u64> {
-        self.end.as_ref().and_then(|end| end.stopped_at)
-    }
-}
 
 /// How a job fared, and the engine that it ran in.
 pub(crate) struct Fared {
@@ -176,15 +158,19 @@ impl Crew {
     /// Starts jobs in order, each as soon as there is a seat, and waits for all.
     async fn together(&self, seats: Vec<Seat>, at_once: usize, home: &Home) -> Vec<anyhow::Result<Option<Ended>>> {
         let gate = Arc::new(Semaphore::new(at_once.max(1)));
-        let mut tasks = Vec::new();
+        let mut outcomes = Vec::new();
         for (slot, post, trunk) in seats {
             let seat = gate.clone().acquire_owned().await.context("waiting for a seat");
-            tasks.push(tokio::spawn(run_one(self.shared.clone(), home.clone(), (slot, post, trunk), seat)));
+            let work = run_one(self.shared.clone(), home.clone(), (slot, post, trunk), seat);
+            let (sender, outcome) = oneshot::channel();
+            // Not the task's handle, which would keep all of the task's memory.
+            tokio::spawn(async move { sender.send(work.await) });
+            outcomes.push(outcome);
         }
         let mut ended = Vec::new();
-        for task in tasks {
+        for outcome in outcomes {
             let panicked = |_| Err(anyhow::anyhow!("a thread of the host panicked while it ran the job"));
-            ended.push(task.await.unwrap_or_else(panicked));
+            ended.push(outcome.await.unwrap_or_else(panicked));
         }
         ended
     }
@@ -238,73 +224,16 @@ async fn run_one(
 ) -> anyhow::Result<Option<Ended>> {
     let _seat = seat?;
     let Some(stop) = shared.stopper.enlist() else { return Ok(None) };
-    let Post { job, folder } = post;
-    let reservation = Reservation::make(&trunk.engine, slot, &job.limits).await?;
-    let ended = run_reserved(&shared, &home, (slot, &job, &folder), (trunk, stop)).await;
-    // Before the seat is free again: the next job may need the room.
-    reservation.end().await;
-    job.tokens.lock().unwrap_or_else(PoisonError::into_inner).clear();
-    ended.map(Some)
-}
-
-/// Runs a job whose device memory is reserved.
-async fn run_reserved(
-    shared: &Shared,
-    home: &Home,
-    (slot, job, folder): (JobSlot, &Job, &Folder),
-    (trunk, stop): (Trunk, StopFlag),
-) -> anyhow::Result<Ended> {
-    let progress = shared.display.job(job.name.as_deref());
-    let (listener, recorder) = Recorder::start(Record::create(folder)?, progress, stop.clone())?;
-    let output = folder.dir().try_clone().context("opening the results' folder")?;
-    let order = Order {
-        job: slot,
-        code: job.component.code.clone(),
-        params: serde_json::to_string(&job.parameters)?,
-        seed: job.seed,
-        limits: job.limits,
-        stop_at: job.stop_at,
-        cohort: Some(job.cohort),
-        services: RunServices::new(job, trunk, output, listener),
+    let view = View::start(shared.display.job(post.job.name.as_deref()))?;
+    let course = Course {
+        slot,
+        job: &post.job,
+        folder: &post.folder,
+        trunk,
         stop,
+        audience: Box::new(view),
+        note: Box::new(|_| Ok(())),
+        neighbours: &shared.neighbours,
     };
-    shared.neighbours.enter(slot);
-    let started_unix_ms = machine::unix_ms();
-    let end = tokio::select! {
-        end = shared.run(home, job, order) => Some(end),
-        () = shared.stopper.end() => None,
-    };
-    let neighbours = shared.neighbours.leave(slot);
-    let figures = tokio::task::spawn_blocking(move || recorder.finish()).await.context("waiting for the recorder")??;
-    Ok(Ended { end, figures, started_unix_ms, neighbours })
-}
-
-/// Device memory that is reserved for a job, given back however the job ends.
-struct Reservation {
-    engine: Client,
-    job: Option<JobSlot>,
-}
-
-impl Reservation {
-    async fn make(engine: &Client, job: JobSlot, limits: &Limits) -> anyhow::Result<Self> {
-        let (adapter_bytes, activation_bytes) = (limits.device_bytes, limits.activation_bytes);
-        let reserve = Command::Reserve { job, adapter_bytes, activation_bytes };
-        engine.call(reserve).await.context("reserving device memory for a job that was admitted")?;
-        Ok(Self { engine: engine.clone(), job: Some(job) })
-    }
-
-    /// Gives it back, and waits for it; an engine that is gone holds nothing.
-    async fn end(mut self) {
-        if let Some(job) = self.job.take() {
-            drop(self.engine.call(Command::DropJob { job }).await);
-        }
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        if let Some(job) = self.job.take() {
-            self.engine.send_detached(Command::DropJob { job });
-        }
-    }
+    course.run(|order| shared.run(&home, &post.job, order), shared.stopper.end()).await.map(Some)
 }

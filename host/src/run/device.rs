@@ -122,6 +122,24 @@ impl Device {
         class.iter().chain(&self.beside).cloned().collect()
     }
 
+    /// What it holds a model as.
+    ///
+    /// # Errors
+    /// Ours: it was not started with this model.
+    pub(crate) fn slot(&self, model: &OpenModel) -> anyhow::Result<TrunkSlot> {
+        self.slots.get(&model.digest).copied().context("the engine does not hold the job's model")
+    }
+
+    /// A client of its own.
+    pub(crate) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// The thread, for what it counts.
+    pub(crate) fn handle(&self) -> &EngineHandle {
+        &self.handle
+    }
+
     /// What it has done so far.
     pub(crate) fn counts(&self) -> Counts {
         self.handle.counts()
@@ -132,7 +150,7 @@ impl Device {
     /// # Errors
     /// Ours: it was not started with this model.
     pub(crate) fn trunk(&self, model: &OpenModel) -> anyhow::Result<Trunk> {
-        let slot = *self.slots.get(&model.digest).context("the engine does not hold the job's model")?;
+        let slot = self.slot(model)?;
         let text = model.text.clone().map(|text| Arc::new(HostText(text)) as Arc<dyn Text>);
         Ok(Trunk { config: model.config.clone(), digest: model.digest, engine: self.client.clone(), slot, text })
     }

@@ -6,13 +6,14 @@ mod asked;
 mod certify;
 pub(crate) mod choice;
 mod claim;
-mod conclude;
+pub(crate) mod conclude;
+pub(crate) mod course;
 pub(crate) mod crew;
 pub(crate) mod device;
 pub(crate) mod display;
 pub(crate) mod inputs;
-mod needs;
-mod neighbours;
+pub(crate) mod needs;
+pub(crate) mod neighbours;
 mod output;
 pub(crate) mod plan;
 mod progress;
@@ -25,6 +26,7 @@ pub(crate) mod stop;
 mod summary;
 pub(crate) mod tokens;
 mod told;
+mod view;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -90,9 +92,9 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let (fared, sharing) = crew.run(&posts, args.lane, at_once, rig);
     let wall_seconds = began.elapsed().as_secs_f64();
 
-    let mut office = Office { store, books: &mut books, lane: args.lane };
+    let mut office = Office { store, books: &mut books, lane: args.lane.name() };
     let ends = posts.iter().zip(&fared).enumerate();
-    let verdicts: Vec<Verdict> = ends.map(|(number, (post, fared))| conclude(&mut office, number, post, fared)).collect();
+    let verdicts: Vec<Verdict> = ends.map(|(number, (post, fared))| conclude(&mut office, &account(number, fared), post, fared)).collect();
     if let ([post], [fared], [verdict]) = (posts.as_slice(), fared.as_slice(), verdicts.as_slice())
         && post.job.name.is_none()
     {
@@ -111,6 +113,12 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
         error.context(format!("what the jobs wrote stays in {place}"))
     })?;
     told::many(&output, &verdicts, &rows, &machine, out)
+}
+
+/// What the ledger knows a job of this run by.
+fn account(number: usize, fared: &Fared) -> Account {
+    let began = fared.ended.as_ref().ok().and_then(Option::as_ref).map_or_else(unix_ms, |ended| ended.started_unix_ms);
+    Account::local(began, number)
 }
 
 /// A job that was refused, nothing being started: where a stranger's component is to blame, the ledger says so.

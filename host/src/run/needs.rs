@@ -115,7 +115,7 @@ fn total(limits: &[Limits], models: &[(u64, u64)], lane: Lane, at_once: usize, t
 }
 
 /// A model's weights, of which one takes so many bytes.
-fn weight_bytes(model: &ModelConfig, one: u64) -> u64 {
+pub(crate) fn weight_bytes(model: &ModelConfig, one: u64) -> u64 {
     let modules = Module::ALL.iter().map(|module| model.module_in(*module) as u64 * model.module_out(*module) as u64);
     let layers = (modules.sum::<u64>() + 2 * model.hidden_size as u64) * model.num_hidden_layers as u64;
     let tables = if model.tie_word_embeddings { 1 } else { 2 };

@@ -9,11 +9,11 @@ use nodus_protocol::JobSlot;
 
 /// Who is there, and whom each has met.
 #[derive(Debug, Default)]
-pub(super) struct Neighbours(Mutex<BTreeMap<JobSlot, BTreeSet<JobSlot>>>);
+pub(crate) struct Neighbours(Mutex<BTreeMap<JobSlot, BTreeSet<JobSlot>>>);
 
 impl Neighbours {
     /// A job begins.
-    pub(super) fn enter(&self, job: JobSlot) {
+    pub(crate) fn enter(&self, job: JobSlot) {
         let mut there = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let met = there.keys().copied().collect();
         for others in there.values_mut() {
@@ -23,7 +23,7 @@ impl Neighbours {
     }
 
     /// A job ends; how many others it has met.
-    pub(super) fn leave(&self, job: JobSlot) -> u64 {
+    pub(crate) fn leave(&self, job: JobSlot) -> u64 {
         let mut there = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         there.remove(&job).map_or(0, |met| met.len() as u64)
     }

@@ -66,6 +66,70 @@ struct MetricLine<'a> {
     value: serde_json::Value,
 }
 
+impl StepLine {
+    fn of(adapter: u32, report: &StepReport, learning_rate: f32) -> Self {
+        let StepReport { step, loss, grad_norm, sums } = *report;
+        Self { step, loss, loss_bits: loss_bits(loss), grad_norm, learning_rate, tokens: sums.labelled, adapter }
+    }
+}
+
+impl EvaluationLine {
+    fn of(adapter: u32, step: u64, data: Source, sums: &LossSums) -> Self {
+        let loss = sums.mean();
+        let (tokens, sequences, data) = (sums.labelled, sums.sequences, data.name());
+        Self { step, loss, loss_bits: loss_bits(loss), tokens, sequences, data, adapter }
+    }
+}
+
+impl<'a> MetricLine<'a> {
+    fn of(name: &'a str, step: u64, value: f64) -> Self {
+        let number = serde_json::Number::from_f64(value);
+        Self { name, step, value: number.map_or_else(|| value.to_string().into(), serde_json::Value::Number) }
+    }
+}
+
+/// A line of a live log: what `log.txt` has, not escaped.
+#[derive(Serialize)]
+struct LogLine<'a> {
+    level: &'static str,
+    message: &'a str,
+}
+
+/// An adapter that was saved, live.
+#[derive(Serialize)]
+struct SavedLine<'a> {
+    name: &'a str,
+    digest: Digest,
+    step: u64,
+    adapter: u32,
+}
+
+/// How far the job says it is.
+#[derive(Serialize)]
+struct ProgressLine {
+    done: u64,
+    total: u64,
+}
+
+/// An event as one JSON object, the fields those of the files' lines; none of what is no event to its owner.
+///
+/// # Errors
+/// None that any event has.
+pub(crate) fn json(event: &Event) -> serde_json::Result<Option<String>> {
+    let text = match event {
+        Event::Step { adapter, report, learning_rate } => serde_json::to_string(&StepLine::of(*adapter, report, *learning_rate)),
+        Event::Evaluation { adapter, step, data, sums } => serde_json::to_string(&EvaluationLine::of(*adapter, *step, *data, sums)),
+        Event::Metric { name, step, value } => serde_json::to_string(&MetricLine::of(name, *step, *value)),
+        Event::Log { level, message } => serde_json::to_string(&LogLine { level: level_name(*level), message }),
+        Event::Saved { adapter, step, name, digest } => {
+            serde_json::to_string(&SavedLine { name, digest: *digest, step: *step, adapter: *adapter })
+        }
+        Event::Progress { done, total } => serde_json::to_string(&ProgressLine { done: *done, total: *total }),
+        Event::Evaluating { .. } => return Ok(None),
+    };
+    text.map(Some)
+}
+
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
 fn is_first(adapter: &u32) -> bool {
     *adapter == 0
@@ -146,7 +210,7 @@ pub(crate) struct Record {
 
 impl Record {
     /// Creates the files in a run's folder.
-    pub(super) fn create(folder: &Folder) -> anyhow::Result<Self> {
+    pub(crate) fn create(folder: &Folder) -> anyhow::Result<Self> {
         Ok(Self {
             losses: folder.file(LOSSES)?,
             held_out: folder.file(HELD_OUT)?,
@@ -170,11 +234,7 @@ impl Record {
                 self.figures.saved.insert(name.clone(), saved);
                 Ok(())
             }
-            Event::Metric { name, step, value } => {
-                let number = serde_json::Number::from_f64(*value);
-                let value = number.map_or_else(|| value.to_string().into(), serde_json::Value::Number);
-                line(&mut self.metrics, METRICS, &MetricLine { name, step: *step, value })
-            }
+            Event::Metric { name, step, value } => line(&mut self.metrics, METRICS, &MetricLine::of(name, *step, *value)),
             Event::Log { level, message } => {
                 let text = format!("{}: {}\n", level_name(*level), escape(message));
                 self.log.write_all(text.as_bytes()).with_context(|| format!("writing {LOG}"))
@@ -184,25 +244,21 @@ impl Record {
     }
 
     fn step(&mut self, adapter: u32, report: &StepReport, learning_rate: f32) -> anyhow::Result<()> {
-        let loss_bits = loss_bits(report.loss);
-        self.loss_hash.update(&loss_bits);
+        let line_of = StepLine::of(adapter, report, learning_rate);
+        self.loss_hash.update(&line_of.loss_bits);
         self.loss_hash.update("\n");
         self.figures.steps += 1;
         self.figures.tokens += report.sums.labelled;
         self.figures.sequences += report.sums.sequences;
         self.figures.last_loss = Some(report.loss);
-        let (step, loss, grad_norm, tokens) = (report.step, report.loss, report.grad_norm, report.sums.labelled);
-        line(&mut self.losses, LOSSES, &StepLine { step, loss, loss_bits, grad_norm, learning_rate, tokens, adapter })
+        line(&mut self.losses, LOSSES, &line_of)
     }
 
     fn evaluation(&mut self, adapter: u32, step: u64, data: Source, sums: &LossSums) -> anyhow::Result<()> {
-        let loss = sums.mean();
+        let line_of = EvaluationLine::of(adapter, step, data, sums);
         self.figures.sequences += sums.sequences;
-        let loss_bits = loss_bits(loss);
-        self.figures.evaluations.push(EvaluationEntry { adapter, step, loss_bits: loss_bits.clone() });
-        self.figures.evaluated.entry((data, adapter)).or_insert((loss, loss)).1 = loss;
-        let (tokens, sequences, data) = (sums.labelled, sums.sequences, data.name());
-        let line_of = EvaluationLine { step, loss, loss_bits, tokens, sequences, data, adapter };
+        self.figures.evaluations.push(EvaluationEntry { adapter, step, loss_bits: line_of.loss_bits.clone() });
+        self.figures.evaluated.entry((data, adapter)).or_insert((line_of.loss, line_of.loss)).1 = line_of.loss;
         line(&mut self.held_out, HELD_OUT, &line_of)
     }
 

@@ -1,30 +1,21 @@
-//! The thread that writes down what a job tells, so that the job waits for a disk only where it tells faster than it takes; and the one that
-//! shows it, for which nobody waits long: a terminal may be paused, a reader asleep.
+//! The thread that writes down what a job tells, so that the job waits for a disk only where it tells faster than it takes, and passes it on to
+//! who else is to hear it.
 //!
 //! Never fails to write an event down; where the disk refuses, it asks the job to stop.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use nodus_sandbox::StopFlag;
 use nodus_sandbox::services::Event;
 
-use super::progress::Progress;
 use super::record::{Figures, Record};
 
 /// Events on their way at most; one is a line of the log, 16 KiB, at most. A job that tells more waits.
-const EVENTS_MAX: usize = 256;
-/// How long the display may take nothing before events pass it by.
-const DISPLAY_STUCK: Duration = Duration::from_secs(1);
-/// How long the display may take for what is left when all is written down.
-const DISPLAY_END: Duration = Duration::from_secs(5);
-const DISPLAY: &str = "the display's thread panicked";
-
+pub(super) const EVENTS_MAX: usize = 256;
+const WRITING: &str = "the job's results could not be written";
 /// Where events go. The thread ends when it is gone.
 pub(crate) struct Listener(SyncSender<Event>);
 
@@ -38,20 +29,34 @@ impl Listener {
     }
 }
 
-/// The threads.
-pub(crate) struct Recorder {
-    record: JoinHandle<anyhow::Result<Figures>>,
-    /// Tells when all is shown.
-    shown: Receiver<()>,
+/// Who hears what a job tells, once it is written down.
+pub(crate) trait Audience: Send {
+    /// Hears an event.
+    ///
+    /// # Errors
+    /// Ours: it cannot be told any more, and the job is to stop.
+    fn hear(&mut self, event: Event) -> anyhow::Result<()>;
+    /// The job tells nothing for the moment.
+    ///
+    /// # Errors
+    /// As [`Audience::hear`].
+    fn pause(&mut self) -> anyhow::Result<()>;
+    /// All was told.
+    ///
+    /// # Errors
+    /// As [`Audience::hear`].
+    fn end(self: Box<Self>) -> anyhow::Result<()>;
 }
 
+/// The thread.
+pub(crate) struct Recorder(JoinHandle<anyhow::Result<Figures>>);
+
 impl Recorder {
-    /// Starts them.
-    pub(crate) fn start(record: Record, progress: Progress, stop: StopFlag) -> anyhow::Result<(Listener, Self)> {
+    /// Starts it. Where the disk or the audience fails, the job is asked to stop.
+    pub(crate) fn start(record: Record, audience: Box<dyn Audience>, stop: StopFlag) -> anyhow::Result<(Listener, Self)> {
         let (listener, events) = channel();
-        let (view, shown) = View::start(progress)?;
         let work = move || {
-            let listened = catch_unwind(AssertUnwindSafe(|| listen(&events, record, view)));
+            let listened = catch_unwind(AssertUnwindSafe(|| listen(&events, record, audience)));
             let result = listened.unwrap_or_else(|_| Err(anyhow::anyhow!("the recorder's thread panicked")));
             if result.is_err() {
                 stop.request();
@@ -59,72 +64,15 @@ impl Recorder {
             result
         };
         let thread = std::thread::Builder::new().name("recorder".into()).spawn(work).context("starting the recorder's thread")?;
-        Ok((listener, Self { record: thread, shown }))
+        Ok((listener, Self(thread)))
     }
 
-    /// Waits for the listener's last event, and a while for the display; what the events amount to.
+    /// Waits for the listener's last event; what the events amount to.
     ///
     /// # Errors
-    /// Ours: a file could not be written.
+    /// Ours: a file could not be written, or the audience failed.
     pub(crate) fn finish(self) -> anyhow::Result<Figures> {
-        let written = self.record.join().map_err(|_| anyhow::anyhow!("the recorder's thread panicked"))?;
-        let shown = self.shown.recv_timeout(DISPLAY_END);
-        let figures = written.context("the job's results could not be written")?;
-        match shown {
-            // Who does not look at the display is no reason to fail a job.
-            Ok(()) | Err(RecvTimeoutError::Timeout) => Ok(figures),
-            Err(RecvTimeoutError::Disconnected) => bail!(DISPLAY),
-        }
-    }
-}
-
-/// The display's thread, as who writes sees it.
-struct View {
-    events: SyncSender<Event>,
-    is_stuck: bool,
-    /// Events that passed it by.
-    missed: Arc<AtomicU64>,
-}
-
-impl View {
-    fn start(mut progress: Progress) -> anyhow::Result<(Self, Receiver<()>)> {
-        let (events, inbox) = sync_channel(EVENTS_MAX);
-        let (ended, shown) = sync_channel(1);
-        let missed = Arc::new(AtomicU64::new(0));
-        let counted = missed.clone();
-        let work = move || {
-            inbox.iter().for_each(|event| progress.show(&event));
-            match counted.load(Relaxed) {
-                0 => {}
-                missed => progress.note(&format!("{missed} events were not shown, since nothing took them; the results have them all")),
-            }
-            progress.finish();
-            // Nobody may be waiting any more.
-            ended.send(()).ok();
-        };
-        std::thread::Builder::new().name("display".into()).spawn(work).context("starting the display's thread")?;
-        Ok((Self { events, is_stuck: false, missed }, shown))
-    }
-
-    /// Has an event shown, where the display takes it.
-    fn show(&mut self, mut event: Event) -> anyhow::Result<()> {
-        let asked = Instant::now();
-        loop {
-            event = match self.events.try_send(event) {
-                Ok(()) => {
-                    self.is_stuck = false;
-                    return Ok(());
-                }
-                Err(TrySendError::Disconnected(_)) => bail!(DISPLAY),
-                Err(TrySendError::Full(event)) => event,
-            };
-            self.is_stuck |= asked.elapsed() >= DISPLAY_STUCK;
-            if self.is_stuck {
-                self.missed.fetch_add(1, Relaxed);
-                return Ok(());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        self.0.join().map_err(|_| anyhow::anyhow!("the recorder's thread panicked"))?
     }
 }
 
@@ -133,12 +81,19 @@ fn channel() -> (Listener, Receiver<Event>) {
     (Listener(sender), events)
 }
 
-fn listen(events: &Receiver<Event>, mut record: Record, mut view: View) -> anyhow::Result<Figures> {
-    for event in events {
-        record.take(&event)?;
-        view.show(event)?;
+fn listen(events: &Receiver<Event>, mut record: Record, mut audience: Box<dyn Audience>) -> anyhow::Result<Figures> {
+    let take = |record: &mut Record, audience: &mut dyn Audience, event: Event| {
+        record.take(&event).context(WRITING)?;
+        audience.hear(event)
+    };
+    while let Ok(event) = events.recv() {
+        take(&mut record, &mut *audience, event)?;
+        events.try_iter().try_for_each(|event| take(&mut record, &mut *audience, event))?;
+        audience.pause()?;
     }
-    record.finish()
+    let figures = record.finish().context(WRITING)?;
+    audience.end()?;
+    Ok(figures)
 }
 
 #[cfg(test)]
@@ -151,6 +106,7 @@ mod tests {
 
     use super::super::display::Display;
     use super::super::output::Folder;
+    use super::super::view::View;
     use super::{EVENTS_MAX, Listener, Record, Recorder, channel};
 
     impl Listener {
@@ -167,7 +123,8 @@ mod tests {
     /// Its outcome's text, and whether the job was asked to stop while it still ran.
     fn recorded(record: Record, out: Box<dyn Write + Send>) -> (String, bool) {
         let stop = StopFlag::default();
-        let (listener, recorder) = Recorder::start(record, Display::lines(out).job(None), stop.clone()).unwrap();
+        let (listener, recorder) =
+            Recorder::start(record, Box::new(View::start(Display::lines(out).job(None)).unwrap()), stop.clone()).unwrap();
         listener.event(event());
         let asked = Instant::now();
         while !stop.is_requested() && asked.elapsed() < Duration::from_secs(10) {
@@ -210,7 +167,8 @@ mod tests {
         let (_root, folder) = folder();
         let (awake, asleep) = std::sync::mpsc::channel();
         let progress = Display::lines(Box::new(Asleep(asleep))).job(None);
-        let (listener, recorder) = Recorder::start(Record::create(&folder).unwrap(), progress, StopFlag::default()).unwrap();
+        let (listener, recorder) =
+            Recorder::start(Record::create(&folder).unwrap(), Box::new(View::start(progress).unwrap()), StopFlag::default()).unwrap();
         (0..4 * EVENTS_MAX).for_each(|_| listener.event(event()));
         drop(listener);
         recorder.finish().unwrap();

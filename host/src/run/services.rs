@@ -38,11 +38,15 @@ pub(crate) struct RunServices {
     /// Adapters in it: digest by name.
     saved: BTreeMap<String, Digest>,
     listener: Listener,
+    note: Note,
 }
+
+/// Takes note of the question at which a job learns that it is to stop.
+pub(crate) type Note = Box<dyn Fn(u64) -> anyhow::Result<()> + Send + Sync>;
 
 impl RunServices {
     /// What `job` is given, its model being `trunk` of an engine.
-    pub(crate) fn new(job: &Job, trunk: Trunk, output: Dir, listener: Listener) -> Self {
+    pub(crate) fn new(job: &Job, trunk: Trunk, output: Dir, (listener, note): (Listener, Note)) -> Self {
         Self {
             trunk,
             model: job.model.clone(),
@@ -53,6 +57,7 @@ impl RunServices {
             output,
             saved: BTreeMap::new(),
             listener,
+            note,
         }
     }
 
@@ -110,6 +115,10 @@ impl Services for RunServices {
         let digest = peft::digest(&files);
         self.saved.insert(name.to_owned(), digest);
         Ok(digest)
+    }
+
+    async fn stopping(&mut self, question: u64) -> Result<(), Refusal> {
+        tokio::task::block_in_place(|| (self.note)(question)).map_err(|error| ours("noting a stop", &format!("{error:#}")))
     }
 
     fn event(&mut self, event: Event) {
@@ -204,7 +213,8 @@ mod tests {
         let train = Rows::whole("theirdata".parse().unwrap(), Digest::of(b"data"), output.open("data").unwrap());
         let trunk = Trunk { config, digest, engine: channel(1).0, slot: TrunkSlot(0), text: None };
         let (given, saved, listener) = (BTreeMap::new(), BTreeMap::new(), Listener::to_nobody());
-        RunServices { trunk, model, base: "theirs".into(), train, held_out: None, given, output, saved, listener }
+        let note: super::Note = Box::new(|_| Ok(()));
+        RunServices { trunk, model, base: "theirs".into(), train, held_out: None, given, output, saved, listener, note }
     }
 
     /// 47: whether somebody else has it shows neither in the answer nor in the time that it takes.

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Counts of all engines of a run. Times are the engine's own thread's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Sharing {
     /// Passes run.
     pub(crate) passes: u64,

@@ -25,6 +25,7 @@ mod words;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use nodus_state::{Access, Depth, State};
@@ -32,12 +33,15 @@ use nodus_state::{Access, Depth, State};
 use crate::app::Surroundings;
 use crate::cli::{ServeArgs, StateMode};
 use crate::error::{Ending, user};
+use crate::floor::Floor;
 use crate::paths::Paths;
 use crate::store::Store;
 use crate::text::bytes;
 
 /// The service's folder within the data folder.
 const FOLDER: &str = "service";
+/// How long jobs may go on when the service is to end; those that do are run again at its next start.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// Serves until the process is asked to end.
 ///
@@ -48,14 +52,21 @@ pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &
     let bound = listen::bind(surroundings.paths, &settings)?;
     let (store, state) = (Arc::new(store), Arc::new(open_state(surroundings.paths, data_dir, Access::Whole)?));
     let recorder = gauges::recorder()?;
-    let app = service::App::new(store, state, args.sandbox, recorder.handle())?;
+    let app = service::App::new(store.clone(), state.clone(), args.sandbox, recorder.handle())?;
     metrics::set_global_recorder(recorder).context("installing what keeps the numbers")?;
     gauges::describe();
     ready_made::register(&app, surroundings.paths, &settings.components)?;
     writeln!(out, "listening on {}", bound.url()).and_then(|()| out.flush()).context("writing to standard output")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.spawn(housekeeping::keep(app.clone()));
-    runtime.block_on(listen::answer(app, bound))?;
+    runtime.block_on(async {
+        let floor = Floor::of_service((store, state), surroundings, &args.floor, args.sandbox)?;
+        let answered = listen::answer(app, bound).await;
+        if let Some(floor) = floor {
+            floor.close(GRACE).await;
+        }
+        answered
+    })?;
     Ok(Ending::Done)
 }
 

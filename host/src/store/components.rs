@@ -16,9 +16,9 @@ const CONTENT: &str = "content";
 
 /// A folder of its own in the data folder's `tmp/`. Dropping it removes it.
 #[derive(Debug)]
-pub struct Workspace<'a>(Scratch<'a>);
+pub struct Workspace(Scratch);
 
-impl Workspace<'_> {
+impl Workspace {
     /// The folder.
     #[must_use]
     pub fn dir(&self) -> &Dir {
@@ -60,7 +60,7 @@ impl Store {
     ///
     /// # Errors
     /// Ours: the disk refuses.
-    pub fn workspace(&self) -> anyhow::Result<Workspace<'_>> {
+    pub fn workspace(&self) -> anyhow::Result<Workspace> {
         self.scratch().map(Workspace)
     }
 }

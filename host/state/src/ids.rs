@@ -14,6 +14,14 @@ use uuid::Uuid;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantId(pub(crate) i64);
 
+impl TenantId {
+    /// As a number, for who counts by tenant.
+    #[must_use]
+    pub fn number(self) -> u128 {
+        u128::from(self.0.unsigned_abs())
+    }
+}
+
 impl ToSql for TenantId {
     fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
         Ok(self.0.into())
@@ -42,6 +50,12 @@ macro_rules! ids {
             /// A new one, later than all before.
             pub(crate) fn new() -> Self {
                 Self(Uuid::now_v7())
+            }
+
+            /// As a number, which grows with time.
+            #[must_use]
+            pub fn as_u128(self) -> u128 {
+                self.0.as_u128()
             }
         }
 

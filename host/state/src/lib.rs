@@ -3,7 +3,7 @@
 //! Knows no HTTP, no async runtime, no wasm and no device; every call blocks until what it wrote is on the disk. Nothing here shows one tenant what
 //! another one has: a function that serves a tenant takes its id, and what belongs to somebody else is `NotFound` like what is not there.
 //!
-//! For who runs the jobs: [`State::queued`], [`State::running`], [`State::claim`], [`State::work`], [`State::append`], [`State::requeue`],
+//! For who runs the jobs: [`State::queued`], [`State::running`], [`State::claim`], [`State::work`], [`State::append`], [`State::told`], [`State::note_stop`], [`State::requeue`],
 //! [`State::finish`]. A [`Claim`] carries the attempt it was made for; once the job is taken from its holder, whatever it still writes is refused.
 
 mod access;
@@ -19,6 +19,7 @@ mod items;
 mod jobs;
 mod migrate;
 mod quota;
+mod replay;
 mod spec;
 mod state;
 mod tenants;

@@ -34,6 +34,12 @@ struct Arguments {
     kv_heads: u32,
     window: u32,
     scale: f32,
+    q_pitch: u32,
+    k_pitch: u32,
+    v_pitch: u32,
+    dq_pitch: u32,
+    dk_pitch: u32,
+    dv_pitch: u32,
 }
 
 /// Checks shapes, makes the kernels ready and fills in what both passes share.
@@ -57,9 +63,9 @@ fn prepare(
     let tiling = device.kernels.prepare_attention(head_dim)?;
     let (q_tables, kv_tables) = (device.tables(q_rows)?, device.tables(kv_rows)?);
     let arguments = Arguments {
-        q: device.read("q", q, Use::Activation),
-        k: device.read("k", k, Use::Activation),
-        v: device.read("v", v, Use::Activation),
+        q: device.read_rows("q", q, Use::Activation),
+        k: device.read_rows("k", k, Use::Activation),
+        v: device.read_rows("v", v, Use::Activation),
         q_positions: q_tables.positions,
         q_tiles: q_tables.tiles,
         q_segments: q_tables.segments,
@@ -69,6 +75,9 @@ fn prepare(
         kv_heads: kv_heads as u32,
         window: window.map_or(0, |window| u32::try_from(window).unwrap_or(u32::MAX)),
         scale: 1.0 / (head_dim as f32).sqrt(),
+        q_pitch: q.pitch(heads * head_dim) as u32,
+        k_pitch: k.pitch(kv_heads * head_dim) as u32,
+        v_pitch: v.pitch(kv_heads * head_dim) as u32,
         ..Arguments::default()
     };
     Ok((tiling, arguments))
@@ -91,7 +100,7 @@ pub(super) fn forward(
     arguments.out = device.read("out", out, Use::Activation);
     arguments.lse = device.read("lse", lse, Use::State);
     let kernel = device.kernels.attention(shape.head_dim, "attention");
-    let grid = [q_rows.rows() / tiling.tile, shape.heads, 1];
+    let grid = [q_rows.rows() / tiling.tile * shape.heads, 1, 1];
     let access = Access { reads: &[arguments.q, arguments.k, arguments.v], writes: &[arguments.out, arguments.lse] };
     // SAFETY: `Arguments` is attention.cuh's struct; blocks cover tiles x heads with the threads and shared memory it was compiled for; sizes
     // and positions were checked; out and lse are the only buffers written.
@@ -114,9 +123,12 @@ pub(super) fn backward(
     arguments.out = device.read("out", out, Use::Activation);
     arguments.lse = device.read("lse", lse, Use::State);
     arguments.dout = device.read("dout", dout, Use::Activation);
-    arguments.dq = device.read("dq", dq, Use::Activation);
-    arguments.dk = device.read("dk", dk, Use::Activation);
-    arguments.dv = device.read("dv", dv, Use::Activation);
+    arguments.dq = device.read_rows("dq", dq, Use::Activation);
+    arguments.dk = device.read_rows("dk", dk, Use::Activation);
+    arguments.dv = device.read_rows("dv", dv, Use::Activation);
+    arguments.dq_pitch = dq.pitch(shape.heads * shape.head_dim) as u32;
+    arguments.dk_pitch = dk.pitch(shape.kv_heads * shape.head_dim) as u32;
+    arguments.dv_pitch = dv.pitch(shape.kv_heads * shape.head_dim) as u32;
     arguments.delta = device.scratch("attention delta", lse.len * 4)?;
     let parts = shape.heads > shape.kv_heads;
     if parts {
@@ -131,11 +143,11 @@ pub(super) fn backward(
     let access = Access { reads: &[out, dout], writes: &[delta] };
     // SAFETY: as in `forward`; one block a row; the scratch holds a number a row and head.
     unsafe { device.launch(delta_kernel, [q_rows.rows(), 1, 1], 256, 0, &arguments, access) }?;
-    let grid = [q_rows.rows() / tiling.tile, shape.heads, 1];
+    let grid = [q_rows.rows() / tiling.tile * shape.heads, 1, 1];
     let access = Access { reads: &[q, k, v, lse, dout, delta], writes: &[dq] };
     // SAFETY: as in `forward`; dq is the only buffer written.
     unsafe { device.launch(dq_kernel, grid, threads, tiling.backward_bytes, &arguments, access) }?;
-    let grid = [kv_rows.rows() / tiling.tile, shape.heads, 1];
+    let grid = [kv_rows.rows() / tiling.tile * shape.heads, 1, 1];
     let written = if parts { [dk_parts, dv_parts] } else { [dk, dv] };
     let access = Access { reads: &[q, k, v, lse, dout, delta], writes: &written };
     // SAFETY: as in `forward`; dk and dv, or the scratch for a part a query head, are the only memory written.

@@ -2,11 +2,13 @@
 //!
 //! Never computes.
 
-use super::device::{CudaBuffer, CudaDevice, CudaWeight, Element, convert, matrix_shape};
+use std::sync::Arc;
+
+use super::device::{Beside, CudaBuffer, CudaDevice, CudaWeight, Element, convert};
 use super::memory::Owner;
-use super::{ROW_ALIGN, adamw, attention, head, linear, lora, programs, rows, support};
+use super::{ROW_ALIGN, adamw, attention, head, linear, lora, programs, rows, weights};
 use crate::{
-    AdamWItem, AttentionShape, DType, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers, Use,
+    AdamWItem, AttentionShape, DType, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers, Source, Use,
 };
 
 impl Device for CudaDevice {
@@ -51,30 +53,34 @@ impl Device for CudaDevice {
     }
 
     fn load(&mut self, tensor: &HostTensor) -> Result<CudaWeight, DeviceError> {
-        let (element, len) = (self.element(Use::Activation), tensor.shape().iter().product::<usize>());
-        let shape = matrix_shape(tensor.shape())?;
-        let block = self.pool.alloc(len * element.bytes(), Owner::Device)?;
-        self.upload_as(&block, element, tensor.dtype(), tensor.bytes())?;
-        let wide = if tensor.shape().len() == 1 {
-            let wide = self.pool.alloc(len * 4, Owner::Device)?;
-            self.upload_as(&wide, Element::F32, tensor.dtype(), tensor.bytes())?;
-            Some(wide)
-        } else {
-            linear::plan(self, shape.0, shape.1)?;
-            None
-        };
-        Ok(CudaWeight { block, wide, shape })
+        weights::load_one(self, Source::Stored(tensor))
     }
 
     fn random(&mut self, shape: &[usize], dtype: DType, numbers: Numbers) -> Result<CudaWeight, DeviceError> {
-        support::random(self, shape, dtype, numbers)
+        weights::load_one(self, Source::Random { shape, dtype, numbers })
+    }
+
+    fn load_together(&mut self, parts: &[Source<'_>]) -> Result<Vec<CudaWeight>, DeviceError> {
+        weights::load(self, parts)
     }
 
     fn alloc(&mut self, usage: Use, len: usize) -> Result<CudaBuffer, DeviceError> {
         let element = self.element(usage);
         let needed =
             len.checked_mul(element.bytes()).ok_or(DeviceError::OutOfMemory { needed_bytes: u64::MAX, free_bytes: self.free_bytes() })?;
-        Ok(CudaBuffer { block: self.pool.alloc(needed, Owner::Buffer)?, element, len })
+        Ok(CudaBuffer { block: Arc::new(self.pool.alloc(needed, Owner::Buffer)?), element, len, beside: None })
+    }
+
+    fn alloc_together(&mut self, usage: Use, rows: usize, widths: &[usize]) -> Result<Vec<CudaBuffer>, DeviceError> {
+        let pitch = widths.iter().sum();
+        let all = self.alloc(usage, rows * pitch)?;
+        let mut first = 0;
+        let buffer = |width: &usize| {
+            let beside = Some(Beside { first, pitch });
+            first += width;
+            CudaBuffer { block: Arc::clone(&all.block), element: all.element, len: rows * width, beside }
+        };
+        Ok(widths.iter().map(buffer).collect())
     }
 
     fn len(&self, buffer: &CudaBuffer) -> usize {
@@ -85,7 +91,7 @@ impl Device for CudaDevice {
         assert!(offset + data.len() <= buffer.len, "{} elements at {offset} of {}", data.len(), buffer.len);
         let bytes = buffer.element.bytes();
         self.flush()?;
-        self.staging.upload(&buffer.block, offset * bytes, data.len() * bytes, |at, chunk| {
+        self.staging.upload(buffer.whole(), offset * bytes, data.len() * bytes, |at, chunk| {
             let part = &data[at / bytes..(at + chunk.len()) / bytes];
             convert(bytemuck::cast_slice(part), DType::F32, chunk, buffer.element);
         })
@@ -96,7 +102,7 @@ impl Device for CudaDevice {
         let bytes = buffer.element.bytes();
         let dtype = if buffer.element == Element::F32 { DType::F32 } else { DType::BF16 };
         self.end_launching()?;
-        self.staging.download(&buffer.block, offset * bytes, data.len() * bytes, |at, chunk| {
+        self.staging.download(buffer.whole(), offset * bytes, data.len() * bytes, |at, chunk| {
             let part = &mut data[at / bytes..(at + chunk.len()) / bytes];
             convert(chunk, dtype, bytemuck::cast_slice_mut(part), Element::F32);
         })
@@ -126,6 +132,14 @@ impl Device for CudaDevice {
 
     fn end_pass(&mut self) -> Result<(), DeviceError> {
         self.end()
+    }
+
+    fn mark(&mut self) -> Result<(), DeviceError> {
+        CudaDevice::mark(self)
+    }
+
+    fn pass_ns(&mut self) -> Result<Option<(u64, u64)>, DeviceError> {
+        CudaDevice::pass_ns(self).map(Some)
     }
 
     fn embed(&mut self, rows: &Layout, tokens: &[u32], table: &CudaWeight, out: &mut CudaBuffer) -> Result<(), DeviceError> {
@@ -189,6 +203,25 @@ impl Device for CudaDevice {
         accumulate: bool,
     ) -> Result<(), DeviceError> {
         linear::linear_backward(self, rows, dy, weight, dx, accumulate)
+    }
+
+    fn linear_together(
+        &mut self,
+        rows: &Layout,
+        x: &CudaBuffer,
+        weights: &[(&CudaWeight, Option<&CudaWeight>)],
+        outs: &mut [CudaBuffer],
+    ) -> Result<(), DeviceError> {
+        linear::linear_together(self, rows, x, weights, outs)
+    }
+
+    fn linear_backward_together(
+        &mut self,
+        rows: &Layout,
+        parts: &[(&CudaBuffer, &CudaWeight)],
+        dx: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        linear::linear_backward_together(self, rows, parts, dx)
     }
 
     fn lora(

@@ -15,6 +15,7 @@ use super::head;
 use super::host_side::Event;
 use super::library::probe;
 use super::linear::Ready;
+use super::marks::Marks;
 use super::memory::{Block, Owner, Pool};
 use super::plan::{Key, Plan};
 use super::programs::Kernels;
@@ -59,6 +60,7 @@ pub struct CudaDevice {
     pub(super) prepared: HashMap<(Key, usize), Ready>,
     pub(super) precision: Precision,
     pub(super) recorder: Recorder,
+    pub(super) marks: Marks,
     /// What the gate found of it.
     pub(super) verdict: Option<GateReport>,
     /// Whether products run as the library likes, which depends on the number of rows.
@@ -84,16 +86,31 @@ pub(super) enum Element {
 /// An array on the card.
 #[derive(Debug)]
 pub struct CudaBuffer {
-    pub(super) block: Block,
+    pub(super) block: Arc<Block>,
     pub(super) element: Element,
     pub(super) len: usize,
+    /// Where its rows are, if those of others stand between them.
+    pub(super) beside: Option<Beside>,
+}
+
+/// The place of a buffer's rows in rows that several buffers have between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Beside {
+    /// Elements before the first.
+    pub(super) first: usize,
+    /// Elements from row to row.
+    pub(super) pitch: usize,
 }
 
 /// A frozen weight on the card: a matrix in the activations' type, or a vector in float32 and in the activations' type.
 #[derive(Debug)]
 pub struct CudaWeight {
-    /// In the activations' type.
-    pub(super) block: Block,
+    /// In the activations' type; weights that were loaded together have one.
+    pub(super) block: Arc<Block>,
+    /// Bytes of the block before it.
+    pub(super) offset: usize,
+    /// Which it is of those, and how many there are.
+    pub(super) place: (usize, usize),
     /// A vector also in float32.
     pub(super) wide: Option<Block>,
     /// Rows and columns; a vector is one row.
@@ -101,6 +118,10 @@ pub struct CudaWeight {
 }
 
 impl CudaWeight {
+    pub(super) fn address(&self) -> Address {
+        self.block.address() + self.offset as u64
+    }
+
     /// A vector in float32: a norm's weight.
     pub(super) fn vector(&self, width: usize) -> Address {
         let wide = self.wide.as_ref().filter(|_| self.shape == (1, width));
@@ -120,7 +141,19 @@ impl Element {
 
 impl CudaBuffer {
     pub(super) fn address(&self) -> Address {
-        self.block.address()
+        let first = self.beside.map_or(0, |beside| beside.first * self.element.bytes());
+        self.block.address() + first as u64
+    }
+
+    /// Elements from row to row, where rows are so wide.
+    pub(super) fn pitch(&self, width: usize) -> usize {
+        self.beside.map_or(width, |beside| beside.pitch)
+    }
+
+    /// The block of a buffer that has it to itself.
+    pub(super) fn whole(&self) -> &Block {
+        assert!(self.beside.is_none(), "rows of other buffers stand between this one's");
+        &self.block
     }
 }
 
@@ -151,6 +184,7 @@ impl CudaDevice {
             precision,
             unpinned: false,
             recorder: Recorder::new(),
+            marks: Marks::new(&gpu)?,
             verdict: None,
             tables: TableCache::default(),
             scratch: HashMap::new(),
@@ -203,8 +237,14 @@ impl CudaDevice {
         }
     }
 
-    /// The address of a buffer that must be of this use.
+    /// The address of a buffer that must be of this use, and whose rows follow one another.
     pub(super) fn read(&self, what: &str, buffer: &CudaBuffer, usage: Use) -> Address {
+        assert!(buffer.beside.is_none(), "{what} has rows of other buffers between its own");
+        self.read_rows(what, buffer, usage)
+    }
+
+    /// The address of a buffer that must be of this use; `CudaBuffer::pitch` says how its rows follow.
+    pub(super) fn read_rows(&self, what: &str, buffer: &CudaBuffer, usage: Use) -> Address {
         assert!(buffer.element == self.element(usage), "{what} holds {:?}; {usage:?} was expected", buffer.element);
         buffer.address()
     }
@@ -249,7 +289,7 @@ impl CudaDevice {
         self.turn = 0;
         self.pool.begin_pass()?;
         self.begin_recording();
-        Ok(())
+        self.marks.begin()
     }
 
     pub(super) fn end(&mut self) -> Result<(), DeviceError> {
@@ -285,9 +325,16 @@ impl CudaDevice {
         Ok(address)
     }
 
-    pub(super) fn upload_as(&mut self, block: &Block, element: Element, from: DType, bytes: &[u8]) -> Result<(), DeviceError> {
+    /// Elements to `offset` bytes into a block.
+    pub(super) fn upload_as(
+        &mut self,
+        (block, offset): (&Block, usize),
+        element: Element,
+        from: DType,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
         let len = bytes.len() / from.bytes();
-        self.staging.upload(block, 0, len * element.bytes(), |at, chunk| {
+        self.staging.upload(block, offset, len * element.bytes(), |at, chunk| {
             let first = at / element.bytes();
             let part = &bytes[first * from.bytes()..(first + chunk.len() / element.bytes()) * from.bytes()];
             convert(part, from, chunk, element);

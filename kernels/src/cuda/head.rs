@@ -60,7 +60,7 @@ unsafe fn gradient(
 ) -> Result<(), DeviceError> {
     let (outputs, inputs) = head.shape;
     let (slices, len) = (Slices::new(outputs), rows * inputs);
-    let operands = Operands { weight: head.block.address(), x: dlogits, bias: 0, out: parts, accumulate: false, added: 0 };
+    let operands = Operands { weight: head.address(), x: dlogits, bias: 0, out: parts, accumulate: false, added: 0 };
     let access = Access { reads: &[dlogits], writes: &[parts] };
     // SAFETY: the caller's.
     unsafe { launch_product(device, Key { product: Product::LogitsBackward, outputs, inputs }, rows, operands, access) }?;
@@ -109,7 +109,7 @@ pub(super) fn head_loss(
         for first in run.clone().step_by(chunk) {
             let rows = chunk.min(run.end - first);
             let offset = (first * inputs * bytes) as u64;
-            let forward = Operands { weight: head.block.address(), x: x + offset, bias: 0, out: logits, accumulate: false, added: 0 };
+            let forward = Operands { weight: head.address(), x: x + offset, bias: 0, out: logits, accumulate: false, added: 0 };
             let access = Access { reads: &[x], writes: &[logits] };
             // SAFETY: the sizes were checked above; the scratch holds a chunk's logits; chunks start at multiples of 128 rows.
             unsafe { launch_product(device, Key { product: Product::Logits, outputs: vocabulary, inputs }, rows, forward, access) }?;

@@ -3,12 +3,15 @@
 //! Never chooses by the number of rows, and never falls back while a pass runs.
 #![expect(unsafe_code, reason = "launches products")]
 
+use std::sync::Arc;
+
 use super::blas::{Operands, Prepared, logits_pitch};
-use super::device::{CudaBuffer, CudaDevice, CudaWeight};
+use super::device::{Beside, CudaBuffer, CudaDevice, CudaWeight};
 use super::driver::Address;
 use super::plan::{Choice, Key, Product, Slices};
 use super::record::Access;
 use super::tables::runs;
+use super::weights::together;
 use super::{ROW_ALIGN, buckets, head};
 use crate::{DeviceError, Layout, Use};
 
@@ -213,17 +216,16 @@ unsafe fn own_product(device: &mut CudaDevice, key: Key, rows: usize, operands: 
 /// A product over the rows of a layout: its runs of tiles, one call each.
 ///
 /// # Safety
-/// As `product`, for buffers of `layout.rows()` rows.
+/// As `product`, for buffers of `layout.rows()` rows; `access` names them.
 unsafe fn over_rows(
     device: &mut CudaDevice,
     layout: &Layout,
     key: Key,
     widths: (usize, usize),
     operands: Operands,
+    access: Access<'_>,
 ) -> Result<(), DeviceError> {
     let bytes = device.precision.bytes();
-    let reads = [operands.x, operands.added, if operands.accumulate { operands.out } else { 0 }];
-    let access = Access { reads: &reads, writes: &[operands.out] };
     for run in runs(layout) {
         let operands = Operands {
             x: operands.x + (run.start * widths.0 * bytes) as u64,
@@ -253,16 +255,17 @@ pub(super) fn linear(
         assert!(bias.shape == (1, outputs), "a bias of shape {:?} on {outputs} outputs", bias.shape);
     }
     let operands = Operands {
-        weight: weight.block.address(),
+        weight: weight.address(),
         x: device.read("x", x, Use::Activation),
-        bias: bias.map_or(0, |bias| bias.block.address()),
+        bias: bias.map_or(0, CudaWeight::address),
         out: device.read("out", out, Use::Activation),
         accumulate: false,
         added: added.map_or(0, |added| device.read("added", added, Use::Activation)),
     };
     let product = if bias.is_some() { Product::LinearBias } else { Product::Linear };
+    let access = Access { reads: &[operands.x, operands.added], writes: &[operands.out] };
     // SAFETY: the sizes were checked above; blocks are 256-byte aligned; `out` is the only unique reference.
-    unsafe { over_rows(device, layout, Key { product, outputs, inputs }, (inputs, outputs), operands) }
+    unsafe { over_rows(device, layout, Key { product, outputs, inputs }, (inputs, outputs), operands, access) }
 }
 
 pub(super) fn linear_backward(
@@ -276,7 +279,7 @@ pub(super) fn linear_backward(
     let (outputs, inputs) = weight.shape;
     assert!(dy.len == layout.rows() * outputs && dx.len == layout.rows() * inputs, "dy or dx is not of the weight's width");
     let operands = Operands {
-        weight: weight.block.address(),
+        weight: weight.address(),
         x: device.read("dy", dy, Use::Activation),
         bias: 0,
         out: device.read("dx", dx, Use::Activation),
@@ -284,6 +287,73 @@ pub(super) fn linear_backward(
         added: 0,
     };
     let key = Key { product: Product::LinearBackward, outputs, inputs };
+    let access = Access { reads: &[operands.x, if accumulate { operands.out } else { 0 }], writes: &[operands.out] };
     // SAFETY: as in `linear`; `dx` is the only unique reference.
-    unsafe { over_rows(device, layout, key, (outputs, inputs), operands) }
+    unsafe { over_rows(device, layout, key, (outputs, inputs), operands, access) }
+}
+
+/// The address of the first of some buffers that fill rows so wide between them, in this order, and of each.
+fn beside(device: &CudaDevice, buffers: &[&CudaBuffer], widths: &[usize], rows: usize) -> (Address, Vec<Address>) {
+    let (pitch, mut first) = (widths.iter().sum(), 0);
+    for (buffer, width) in buffers.iter().zip(widths) {
+        let place = buffer.beside == Some(Beside { first, pitch }) && Arc::ptr_eq(&buffer.block, &buffers[0].block);
+        assert!(place && buffer.len == rows * width, "buffers of widths {widths:?}, allocated together, were expected");
+        first += width;
+    }
+    let addresses: Vec<_> = buffers.iter().map(|buffer| device.read_rows("a buffer beside others", buffer, Use::Activation)).collect();
+    (addresses[0], addresses)
+}
+
+pub(super) fn linear_together(
+    device: &mut CudaDevice,
+    layout: &Layout,
+    x: &CudaBuffer,
+    weights: &[(&CudaWeight, Option<&CudaWeight>)],
+    outs: &mut [CudaBuffer],
+) -> Result<(), DeviceError> {
+    assert!(weights.len() == outs.len() && !outs.is_empty(), "{} weights and {} outs", weights.len(), outs.len());
+    let Some(outputs) = together(weights.iter().map(|(weight, _)| *weight)).filter(|_| outs.len() > 1) else {
+        return weights.iter().zip(outs).try_for_each(|((weight, bias), out)| linear(device, layout, x, weight, *bias, None, out));
+    };
+    let (inputs, widths) = (weights[0].0.shape.1, weights.iter().map(|(weight, _)| weight.shape.0).collect::<Vec<_>>());
+    assert!(x.len == layout.rows() * inputs, "x is not of the weights' width");
+    let biases: Vec<_> = weights.iter().filter_map(|(_, bias)| *bias).collect();
+    let all = biases.iter().zip(&widths).all(|(bias, width)| bias.shape == (1, *width));
+    let one = biases.is_empty() || (biases.len() == weights.len() && all && together(biases.iter().copied()).is_some());
+    assert!(one, "biases of {widths:?} outputs, loaded together, were expected");
+    let (out, writes) = beside(device, &outs.iter().collect::<Vec<_>>(), &widths, layout.rows());
+    let operands = Operands {
+        weight: weights[0].0.address(),
+        x: device.read("x", x, Use::Activation),
+        bias: biases.first().map_or(0, |bias| bias.address()),
+        out,
+        accumulate: false,
+        added: 0,
+    };
+    let product = if biases.is_empty() { Product::Linear } else { Product::LinearBias };
+    let access = Access { reads: &[operands.x], writes: &writes };
+    // SAFETY: the sizes were checked above; blocks are 256-byte aligned; `outs` are the only unique references.
+    unsafe { over_rows(device, layout, Key { product, outputs, inputs }, (inputs, outputs), operands, access) }
+}
+
+pub(super) fn linear_backward_together(
+    device: &mut CudaDevice,
+    layout: &Layout,
+    parts: &[(&CudaBuffer, &CudaWeight)],
+    dx: &mut CudaBuffer,
+) -> Result<(), DeviceError> {
+    assert!(!parts.is_empty(), "no weights");
+    let Some(outputs) = together(parts.iter().map(|(_, weight)| *weight)).filter(|_| parts.len() > 1) else {
+        let mut parts = parts.iter().enumerate();
+        return parts.try_for_each(|(number, (dy, weight))| linear_backward(device, layout, dy, weight, dx, number > 0));
+    };
+    let (inputs, widths) = (parts[0].1.shape.1, parts.iter().map(|(_, weight)| weight.shape.0).collect::<Vec<_>>());
+    assert!(dx.len == layout.rows() * inputs, "dx is not of the weights' width");
+    let (x, reads) = beside(device, &parts.iter().map(|(dy, _)| *dy).collect::<Vec<_>>(), &widths, layout.rows());
+    let out = device.read("dx", dx, Use::Activation);
+    let operands = Operands { weight: parts[0].1.address(), x, bias: 0, out, accumulate: false, added: 0 };
+    let access = Access { reads: &reads, writes: &[out] };
+    let key = Key { product: Product::LinearBackward, outputs, inputs };
+    // SAFETY: as in `linear_together`; `dx` is the only unique reference.
+    unsafe { over_rows(device, layout, key, (outputs, inputs), operands, access) }
 }

@@ -48,7 +48,7 @@ struct Module {
     wide: u32,
     s_width: u32,
     blocks: u32,
-    zero: u32,
+    pitch: u32,
 }
 
 /// The most modules of a call; as lora.cuh.
@@ -69,12 +69,14 @@ struct Lora {
     count: u32,
     used: u32,
     ranks: u32,
+    columns: u32,
+    zero: u32,
 }
 
 /// Blocks and threads of the kernels; as lora.cuh, lora.cu and lora_backward.cu.
 const SHRINK: (usize, usize, u32) = (16, 4, 512); // rows, blocks of 8 ranks, threads
-const EXPAND: (usize, usize, u32) = (64, 128, 128); // rows, columns, threads
-const EXPAND_BACKWARD_ROWS: usize = 32;
+const EXPAND: (usize, usize, u32) = (16, 512, 128); // rows, columns, threads
+const EXPAND_BACKWARD: (usize, usize, u32) = (32, 128, 128);
 const GRADIENT: (usize, usize, u32) = (64, 64, 128); // columns, ranks, threads
 const PART_TILES: usize = 2;
 
@@ -208,6 +210,8 @@ impl Tables {
             count: self.count as u32,
             used: modules.len() as u32,
             ranks: (self.rank_max().div_ceil(8) * 8) as u32,
+            columns: 0,
+            zero: 0,
         })
     }
 }
@@ -249,20 +253,22 @@ pub(super) fn lora(
     let tables = Tables::new(device, layout, &all, inputs, &widths);
     let mut parts = Vec::new();
     for (number, LoraOut { s, s_width, y }) in modules.iter().enumerate() {
-        let (y, s) = (device.read("y", y, Use::Activation), device.read("s", s, Use::State));
-        let (wide, s_width, blocks) = (widths[number].0 as u32, *s_width as u32, tables.blocks(number) as u32);
-        parts.push(Module { y, s, ds: 0, wide, s_width, blocks, zero: 0 });
+        let (pitch, wide) = (y.pitch(widths[number].0) as u32, widths[number].0 as u32);
+        let (y, s) = (device.read_rows("y", y, Use::Activation), device.read("s", s, Use::State));
+        parts.push(Module { y, s, ds: 0, wide, s_width: *s_width as u32, blocks: tables.blocks(number) as u32, pitch });
     }
     let x = device.read("x", x, Use::Activation);
-    let arguments = tables.arguments(device, layout, x, inputs, &parts)?;
+    let mut arguments = tables.arguments(device, layout, x, inputs, &parts)?;
     let (s, y): (Vec<_>, Vec<_>) = parts.iter().map(|module| (module.s, module.y)).unzip();
     let blocks: usize = (0..parts.len()).map(|module| tables.blocks(module)).sum();
     let grid = ([tables.row_blocks(SHRINK.0), blocks.div_ceil(SHRINK.1), 1], SHRINK.2);
     // SAFETY: sizes and modules were checked; the modules' s are the only buffers written.
     unsafe { launch(device, tables.either("lora_shrink", "lora_shrink_drop"), grid, &arguments, &[x], &s) }?;
-    let columns = parts.iter().map(|module| (module.wide as usize).div_ceil(EXPAND.1)).sum();
+    let columns: usize = parts.iter().map(|module| (module.wide as usize).div_ceil(EXPAND.1)).sum();
+    arguments.columns = columns as u32;
+    let grid = ([tables.row_blocks(EXPAND.0) * columns, 1, 1], EXPAND.2);
     // SAFETY: sizes and modules were checked; the modules' y are the only buffers written.
-    unsafe { launch(device, "lora_expand", ([tables.row_blocks(EXPAND.0), columns, 1], EXPAND.2), &arguments, &s, &y) }
+    unsafe { launch(device, "lora_expand", grid, &arguments, &s, &y) }
 }
 
 pub(super) fn lora_backward(
@@ -294,22 +300,25 @@ pub(super) fn lora_backward(
     let (ds, parts_at) = scratch(device, &tables, rows, inputs, &widths)?;
     let mut parts = Vec::new();
     for (number, LoraIn { dy, s, s_width }) in modules.iter().enumerate() {
-        let (y, s) = (device.read("dy", dy, Use::Activation), device.read("s", s, Use::State));
-        let (wide, s_width, blocks) = (widths[number].0 as u32, *s_width as u32, tables.blocks(number) as u32);
+        let (pitch, wide) = (dy.pitch(widths[number].0) as u32, widths[number].0 as u32);
+        let (y, s) = (device.read_rows("dy", dy, Use::Activation), device.read("s", s, Use::State));
+        let blocks = tables.blocks(number) as u32;
         let before: usize = widths[..number].iter().map(|(_, s_width)| s_width).sum();
-        parts.push(Module { y, s, ds: ds + (before * rows * 4) as u64, wide, s_width, blocks, zero: 0 });
+        parts.push(Module { y, s, ds: ds + (before * rows * 4) as u64, wide, s_width: *s_width as u32, blocks, pitch });
     }
     let x = device.read("x", x, Use::Activation);
     let mut arguments = tables.arguments(device, layout, x, inputs, &parts)?;
     arguments.parts = parts_at;
     let dy: Vec<_> = parts.iter().map(|module| module.y).collect();
     let blocks = (0..parts.len()).map(|module| tables.blocks(module)).max().unwrap_or(0);
-    let grid = ([tables.row_blocks(SHRINK.0), blocks.div_ceil(SHRINK.1), parts.len()], SHRINK.2);
+    let grid = ([tables.row_blocks(SHRINK.0), blocks, parts.len()], SHRINK.2);
     // SAFETY: sizes and modules were checked; the scratch, of the layout's rows, is all that is written.
     unsafe { launch(device, "lora_backward_shrink", grid, &arguments, &dy, &[ds]) }?;
     if let Some(dx) = dx.filter(|_| all.iter().any(|rows| rows.wants_dx)) {
         arguments.dx = device.read("dx", dx, Use::Activation);
-        let grid = ([tables.row_blocks(EXPAND_BACKWARD_ROWS), inputs.div_ceil(EXPAND.1), 1], EXPAND.2);
+        let columns = inputs.div_ceil(EXPAND_BACKWARD.1);
+        arguments.columns = columns as u32;
+        let grid = ([tables.row_blocks(EXPAND_BACKWARD.0) * columns, 1, 1], EXPAND_BACKWARD.2);
         let kernel = tables.either("lora_backward_expand", "lora_backward_expand_drop");
         // SAFETY: sizes and modules were checked; dx is the only buffer written.
         unsafe { launch(device, kernel, grid, &arguments, &[ds, arguments.dx], &[arguments.dx]) }?;

@@ -18,6 +18,7 @@ mod host_side;
 mod library;
 mod linear;
 mod lora;
+mod marks;
 mod memory;
 mod plan;
 mod programs;
@@ -27,6 +28,7 @@ mod staging;
 mod support;
 mod tables;
 mod verdict;
+mod weights;
 
 pub use compile::Cache;
 pub use device::{CudaBuffer, CudaDevice, CudaOptions, CudaWeight};

@@ -45,7 +45,7 @@ const PROGRAMS: [Program; 11] = [
     program!("head_loss.cu": "head_loss", "head_gradient"),
     program!("lora.cu": "lora_shrink", "lora_shrink_drop", "lora_expand"),
     program!("lora_backward.cu": "lora_backward_shrink", "lora_backward_expand", "lora_backward_expand_drop", "lora_gradient", "lora_gradient_drop", "lora_gradient_sum"),
-    program!("rms_norm.cu": "rms_norm_warp", "rms_norm_block", "rms_norm_backward_warp", "rms_norm_backward_block"),
+    program!("rms_norm.cu": "rms_norm_32", "rms_norm_128", "rms_norm_256", "rms_norm_backward_32", "rms_norm_backward_128", "rms_norm_backward_256"),
     program!("rope.cu": "rope"),
     program!("rows.cu": "add", "gather", "scatter_add", "add_state", "gather_state", "scatter_add_state"),
     program!("swiglu.cu": "swiglu", "swiglu_backward"),
@@ -94,7 +94,7 @@ impl Tiling {
         let bytes = |tiles: usize| tiles * tile * (wide + pad) * precision.bytes();
         let (forward, backward) = match precision {
             Precision::F32 => (bytes(3), bytes(4)),
-            Precision::Bf16 => (bytes(5), bytes(if wide <= 64 { 6 } else { 4 })),
+            Precision::Bf16 => (bytes(4), bytes(if wide <= 64 { 6 } else { 4 })),
         };
         let probabilities = if precision == Precision::F32 { tile * (tile + pad) * precision.bytes() } else { 0 };
         Self { tile, forward_bytes: (forward + probabilities) as u32, backward_bytes: (backward + probabilities) as u32 }

@@ -238,11 +238,12 @@ impl CudaDevice {
 
     /// The host is going to wait for what was launched.
     pub(super) fn end_launching(&mut self) -> Result<(), DeviceError> {
-        let flushed = self.flush();
+        self.flush()?;
         if let Some(began) = self.recorder.began.take() {
             self.recorder.launches.record_ns += u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            self.marks.end()?;
         }
-        flushed
+        Ok(())
     }
 
     /// Ends recording; what is left is carried out.

@@ -51,7 +51,7 @@ pub(super) fn embed(
     check_index("tokens", layout, tokens, vocabulary);
     let tables = device.tables(layout)?;
     let arguments = Embed {
-        table: table.block.address(),
+        table: table.address(),
         out: device.read("out", out, Use::Activation),
         tokens: device.table(tokens)?,
         positions: tables.positions,
@@ -76,19 +76,25 @@ struct RmsNorm {
     width: u32,
     eps: f32,
     accumulate: u32,
-    zero: u32,
+    x_pitch: u32,
+    dy_pitch: u32,
+    out_pitch: u32,
 }
 
 impl RmsNorm {
-    fn launch(device: &mut CudaDevice, layout: &Layout, mut arguments: Self, kernels: [&'static str; 2]) -> Result<(), DeviceError> {
+    fn launch(device: &mut CudaDevice, layout: &Layout, mut arguments: Self, kernels: [&'static str; 3]) -> Result<(), DeviceError> {
         arguments.positions = device.tables(layout)?.positions;
-        // As rms_norm.cu: a warp up to 512 wide, else the block.
-        let (kernel, teams) = if arguments.width <= 512 { (kernels[0], 8) } else { (kernels[1], 1) };
+        // As rms_norm.cu: by width, a kernel, its teams in a block, and its threads.
+        let (kernel, teams, threads) = match arguments.width {
+            0..=512 => (kernels[0], 8, 256),
+            513..=1024 => (kernels[1], 1, 128),
+            _ => (kernels[2], 1, 256),
+        };
         let (kernel, blocks) = (device.kernels.get(kernel), (arguments.items as usize).div_ceil(teams));
         let access = Access { reads: &[arguments.x, arguments.dy, arguments.out], writes: &[arguments.out] };
         // SAFETY: `RmsNorm` is rms_norm.cu's struct; a team an item, guarded by `items`; sizes were checked by the callers, whose output is the
         // only buffer written.
-        unsafe { device.launch(kernel, [blocks, 1, 1], 256, 0, &arguments, access) }
+        unsafe { device.launch(kernel, [blocks, 1, 1], threads, 0, &arguments, access) }
     }
 }
 
@@ -107,19 +113,21 @@ pub(super) fn rms_norm(
         return Ok(());
     }
     let arguments = RmsNorm {
-        x: device.read("x", x, Use::Activation),
+        x: device.read_rows("x", x, Use::Activation),
         dy: 0,
         weight: weight.vector(width),
-        out: device.read("out", out, Use::Activation),
+        out: device.read_rows("out", out, Use::Activation),
         positions: 0,
         items: (layout.rows() * groups) as u32,
         groups: groups as u32,
         width: width as u32,
         eps,
         accumulate: 0,
-        zero: 0,
+        x_pitch: x.pitch(groups * width) as u32,
+        dy_pitch: 0,
+        out_pitch: out.pitch(groups * width) as u32,
     };
-    RmsNorm::launch(device, layout, arguments, ["rms_norm_warp", "rms_norm_block"])
+    RmsNorm::launch(device, layout, arguments, ["rms_norm_32", "rms_norm_128", "rms_norm_256"])
 }
 
 #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
@@ -143,19 +151,21 @@ pub(super) fn rms_norm_backward(
         return Ok(());
     }
     let arguments = RmsNorm {
-        x: device.read("x", x, Use::Activation),
-        dy: device.read("dy", dy, Use::Activation),
+        x: device.read_rows("x", x, Use::Activation),
+        dy: device.read_rows("dy", dy, Use::Activation),
         weight: weight.vector(width),
-        out: device.read("dx", dx, Use::Activation),
+        out: device.read_rows("dx", dx, Use::Activation),
         positions: 0,
         items: (layout.rows() * groups) as u32,
         groups: groups as u32,
         width: width as u32,
         eps,
         accumulate: u32::from(accumulate),
-        zero: 0,
+        x_pitch: x.pitch(groups * width) as u32,
+        dy_pitch: dy.pitch(groups * width) as u32,
+        out_pitch: dx.pitch(groups * width) as u32,
     };
-    RmsNorm::launch(device, layout, arguments, ["rms_norm_backward_warp", "rms_norm_backward_block"])
+    RmsNorm::launch(device, layout, arguments, ["rms_norm_backward_32", "rms_norm_backward_128", "rms_norm_backward_256"])
 }
 
 #[repr(C)]
@@ -167,7 +177,7 @@ struct Rope {
     heads: u32,
     half: u32,
     sign: f32,
-    zero: u32,
+    pitch: u32,
 }
 
 pub(super) fn rope(
@@ -184,13 +194,13 @@ pub(super) fn rope(
     assert!(last.is_none_or(|last| (last as usize + 1) * head_dim <= table.len), "the table ends before position {last:?}");
     let tables = device.tables(layout)?;
     let arguments = Rope {
-        x: device.read("x", x, Use::Activation),
+        x: device.read_rows("x", x, Use::Activation),
         table: device.read("table", table, Use::State),
         positions: tables.positions,
         heads: heads as u32,
         half: (head_dim / 2) as u32,
         sign: if inverse { -1.0 } else { 1.0 },
-        zero: 0,
+        pitch: x.pitch(heads * head_dim) as u32,
     };
     let kernel = device.kernels.get("rope");
     // SAFETY: `Rope` is rope.cu's struct; one block a row; sizes and positions were checked; x is the only buffer written.
@@ -208,6 +218,8 @@ struct Swiglu {
     dup: Address,
     positions: Address,
     width: u32,
+    pitch: u32,
+    grad_pitch: u32,
     zero: u32,
 }
 
@@ -220,15 +232,18 @@ pub(super) fn swiglu(
 ) -> Result<(), DeviceError> {
     let width = width("gate", gate, layout);
     assert!(up.len == gate.len && out.len == gate.len, "gate, up and out are not of one size");
+    assert!(up.pitch(width) == gate.pitch(width), "gate and up are not of one kind");
     let arguments = Swiglu {
         dy: 0,
-        gate: device.read("gate", gate, Use::Activation),
-        up: device.read("up", up, Use::Activation),
+        gate: device.read_rows("gate", gate, Use::Activation),
+        up: device.read_rows("up", up, Use::Activation),
         out: device.read("out", out, Use::Activation),
         dgate: 0,
         dup: 0,
         positions: device.tables(layout)?.positions,
         width: width as u32,
+        pitch: gate.pitch(width) as u32,
+        grad_pitch: 0,
         zero: 0,
     };
     let ((threads, parts), kernel) = (columns(width), device.kernels.get("swiglu"));
@@ -248,15 +263,19 @@ pub(super) fn swiglu_backward(
 ) -> Result<(), DeviceError> {
     let width = width("gate", gate, layout);
     assert!([dy.len, up.len, dgate.len, dup.len] == [gate.len; 4], "dy, gate, up, dgate and dup are not of one size");
+    let one = up.pitch(width) == gate.pitch(width) && dup.pitch(width) == dgate.pitch(width);
+    assert!(one, "gate and up, or dgate and dup, are not of one kind");
     let arguments = Swiglu {
         dy: device.read("dy", dy, Use::Activation),
-        gate: device.read("gate", gate, Use::Activation),
-        up: device.read("up", up, Use::Activation),
+        gate: device.read_rows("gate", gate, Use::Activation),
+        up: device.read_rows("up", up, Use::Activation),
         out: 0,
-        dgate: device.read("dgate", dgate, Use::Activation),
-        dup: device.read("dup", dup, Use::Activation),
+        dgate: device.read_rows("dgate", dgate, Use::Activation),
+        dup: device.read_rows("dup", dup, Use::Activation),
         positions: device.tables(layout)?.positions,
         width: width as u32,
+        pitch: gate.pitch(width) as u32,
+        grad_pitch: dgate.pitch(width) as u32,
         zero: 0,
     };
     let ((threads, parts), kernel) = (columns(width), device.kernels.get("swiglu_backward"));
@@ -273,6 +292,8 @@ struct Rows {
     index: Address,
     positions: Address,
     width: u32,
+    x_pitch: u32,
+    y_pitch: u32,
     zero: u32,
 }
 
@@ -291,7 +312,8 @@ fn move_rows(
     debug_assert!(x.element == Element::F32 || kernel == kernels[0], "bf16 is the activations' type");
     let index = index.map(|index| device.table(index)).transpose()?.unwrap_or(0);
     let positions = device.tables(layout)?.positions;
-    let arguments = Rows { x: x.address(), y: y.address(), index, positions, width: width as u32, zero: 0 };
+    let (x_pitch, y_pitch) = (x.pitch(width) as u32, y.pitch(width) as u32);
+    let arguments = Rows { x: x.address(), y: y.address(), index, positions, width: width as u32, x_pitch, y_pitch, zero: 0 };
     let ((threads, parts), kernel) = (columns(width), device.kernels.get(kernel));
     let access = Access { reads: &[arguments.x], writes: &[arguments.y] };
     // SAFETY: `Rows` is rows.cu's struct; blocks cover rows x columns; the callers checked sizes and indices; y is the only buffer written.
@@ -340,7 +362,7 @@ pub(super) fn copy(
     if bytes == 0 {
         return Ok(());
     }
-    let (from, to) = (from.address(), to.address());
+    let (from, to) = (from.whole().address(), to.whole().address());
     let access = Access { reads: &[from], writes: &[to] };
     // SAFETY: the caller checked the ranges; `to` is a unique reference, so `from` is another buffer.
     unsafe { device.launch_copy(from + from_offset as u64, to + to_offset as u64, bytes, access) }

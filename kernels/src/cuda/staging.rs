@@ -115,19 +115,11 @@ impl Staging {
         bytes: usize,
         mut write: impl FnMut(usize, &mut [u8]),
     ) -> Result<(), DeviceError> {
-        assert!(offset + bytes <= block.bytes(), "an upload past the end of its buffer");
-        self.gpu.bind()?;
-        let mut done = 0;
-        while done < bytes {
-            let chunk = (bytes - done).min(HALF / 2);
-            let place = self.reserve(chunk)?;
-            let pinned = &mut self.pinned.bytes()[place..place + chunk];
+        self.each_chunk(block, offset, bytes, |gpu, address, done, pinned| {
             write(done, pinned);
-            // SAFETY: pinned memory that `reserve` gives again only after the stream has passed this copy; the range was checked above.
-            unsafe { self.gpu.copy_in(pinned, block.address() + (offset + done) as u64) }?;
-            done += chunk;
-        }
-        Ok(())
+            // SAFETY: pinned memory that `reserve` gives again only after the stream has passed this copy; `each_chunk` checked the range.
+            unsafe { gpu.copy_in(pinned, address) }
+        })
     }
 
     /// Reads `bytes` from `offset` of `block` on, by chunks that `read` is given; waits for all work before.
@@ -138,18 +130,29 @@ impl Staging {
         bytes: usize,
         mut read: impl FnMut(usize, &[u8]),
     ) -> Result<(), DeviceError> {
-        assert!(offset + bytes <= block.bytes(), "a download past the end of its buffer");
-        self.gpu.bind()?;
-        let mut done = 0;
-        while done < bytes {
-            let chunk = (bytes - done).min(HALF / 2);
-            let place = self.reserve(chunk)?;
-            let pinned = &mut self.pinned.bytes()[place..place + chunk];
+        self.each_chunk(block, offset, bytes, |gpu, address, done, pinned| {
             // SAFETY: as in `upload`; the stream is synchronised before the bytes are read.
-            unsafe { self.gpu.copy_out(block.address() + (offset + done) as u64, pinned) }?;
-            self.gpu.synchronize()?;
+            unsafe { gpu.copy_out(address, pinned) }?;
+            gpu.synchronize()?;
             read(done, pinned);
-            done += chunk;
+            Ok(())
+        })
+    }
+
+    /// Goes through `bytes` from `offset` of `block` on: for each chunk its address, its place in the whole, and pinned memory as large.
+    fn each_chunk(
+        &mut self,
+        block: &Block,
+        offset: usize,
+        bytes: usize,
+        mut chunk: impl FnMut(&Gpu, Address, usize, &mut [u8]) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        assert!(offset + bytes <= block.bytes(), "a copy past the end of its buffer");
+        self.gpu.bind()?;
+        for done in (0..bytes).step_by(HALF / 2) {
+            let len = (bytes - done).min(HALF / 2);
+            let place = self.reserve(len)?;
+            chunk(&self.gpu, block.address() + (offset + done) as u64, done, &mut self.pinned.bytes()[place..place + len])?;
         }
         Ok(())
     }

@@ -3,9 +3,8 @@
 //! Never part of a pass.
 #![expect(unsafe_code, reason = "launches kernels")]
 
-use super::device::{CudaBuffer, CudaDevice, CudaWeight, Element, matrix_shape};
+use super::device::{CudaBuffer, CudaDevice, Element};
 use super::driver::Address;
-use super::linear;
 use super::memory::{Block, Owner};
 use crate::{DType, DeviceError, Numbers, Use};
 
@@ -66,27 +65,22 @@ unsafe fn fill(device: &CudaDevice, kernel: &'static str, out: Address, len: usi
     unsafe { launch(device, kernel, &Fill { out, len: len as u64, ..what }) }
 }
 
-/// A weight of random numbers, made on the card.
-pub(super) fn random(device: &mut CudaDevice, shape: &[usize], dtype: DType, numbers: Numbers) -> Result<CudaWeight, DeviceError> {
-    let (rows, columns) = matrix_shape(shape)?;
-    let too_large = DeviceError::OutOfMemory { needed_bytes: u64::MAX, free_bytes: device.pool.available_bytes(0) };
-    let len = rows.checked_mul(columns).filter(|len| *len <= usize::MAX / 4).ok_or(too_large)?;
+/// Random numbers of a weight, from `out` on.
+///
+/// # Safety
+/// So many elements from `out` on lie in one live allocation.
+pub(super) unsafe fn fill_random(
+    device: &CudaDevice,
+    out: Address,
+    (len, element): (usize, Element),
+    dtype: DType,
+    numbers: Numbers,
+) -> Result<(), DeviceError> {
     let Numbers { key, centre, range } = numbers;
     let stored = [DType::F32, DType::F16, DType::BF16].iter().position(|known| *known == dtype).unwrap_or(0) as u32;
-    let what = Fill { key, range, centre, stored, ..Fill::default() };
-    let block = device.pool.alloc(len * device.precision.bytes(), Owner::Device)?;
-    // SAFETY: a block of just this many activations.
-    unsafe { fill(device, "fill_uniform", block.address(), len, what) }?;
-    let wide = if shape.len() == 1 {
-        let wide = device.pool.alloc(len * 4, Owner::Device)?;
-        // SAFETY: a block of just this many numbers.
-        unsafe { fill(device, "fill_uniform_state", wide.address(), len, what) }?;
-        Some(wide)
-    } else {
-        linear::plan(device, rows, columns)?;
-        None
-    };
-    Ok(CudaWeight { block, wide, shape: (rows, columns) })
+    let kernel = if element == Element::F32 { "fill_uniform_state" } else { "fill_uniform" };
+    // SAFETY: the caller's.
+    unsafe { fill(device, kernel, out, len, Fill { key, range, centre, stored, ..Fill::default() }) }
 }
 
 impl CudaDevice {

@@ -47,12 +47,13 @@ pub type Results = Vec<Vec<f32>>;
 /// An operation, or several that belong together.
 type Operation<D> = fn(&mut Run<'_, D>) -> Result<(), DeviceError>;
 
-fn operations<D: Device>() -> [(&'static str, Operation<D>); 11] {
+fn operations<D: Device>() -> [(&'static str, Operation<D>); 12] {
     use operations as o;
     [
         ("embed", o::embed),
         ("rms_norm", o::norms),
         ("linear", o::linear),
+        ("together", o::together),
         ("lora", o::lora),
         ("lora with dropout", o::lora_dropout),
         ("rope", o::rope),
@@ -196,10 +197,15 @@ impl<D: Device> Run<'_, D> {
         Ok(buffer)
     }
 
+    /// A weight on the host: random numbers times a power of two.
+    fn tensor(&self, shape: &[usize], seed: u64, scale: f32) -> Result<HostTensor, DeviceError> {
+        let data: Vec<f32> = numbers(self.seed(seed), shape.iter().product()).map(|value| value * scale).collect();
+        HostTensor::from_f32(&data, shape.to_vec()).ok_or_else(|| DeviceError::Failed("a tensor is not of its shape".to_owned()))
+    }
+
     fn weight(&mut self, shape: &[usize], seed: u64) -> Result<D::Weight, DeviceError> {
-        let data: Vec<f32> = numbers(self.seed(seed), shape.iter().product()).map(|value| value * 0.25).collect();
-        let tensor = HostTensor::from_f32(&data, shape.to_vec());
-        self.device.load(&tensor.ok_or_else(|| DeviceError::Failed("a tensor is not of its shape".to_owned()))?)
+        let tensor = self.tensor(shape, seed, 0.25)?;
+        self.device.load(&tensor)
     }
 
     /// Keeps a whole array.

@@ -4,7 +4,8 @@
 
 use super::Run;
 use crate::{
-    AdamWItem, AttentionShape, Device, DeviceError, Dropout, Layout, LoraGrads, LoraIn, LoraModule, LoraOut, LoraRows, LoraSite, Use,
+    AdamWItem, AttentionShape, Device, DeviceError, Dropout, Layout, LoraGrads, LoraIn, LoraModule, LoraOut, LoraRows, LoraSite, Source,
+    Use,
 };
 
 type Done = Result<(), DeviceError>;
@@ -57,6 +58,55 @@ pub(super) fn linear<D: Device>(run: &mut Run<'_, D>) -> Done {
         run.read_rows(&dx, inputs)?;
     }
     Ok(())
+}
+
+/// Weights of three widths that are used together, and the operations that take what they write: each on arrays whose rows may stand beside
+/// one another.
+pub(super) fn together<D: Device>(run: &mut Run<'_, D>) -> Done {
+    let (shape, inputs, rows) = (run.sizes.attention, run.sizes.width(), &run.scene.rows);
+    let widths = [run.sizes.kv_width(), run.sizes.kv_width(), run.sizes.width()];
+    // Small, so that scores of attention are: it makes much of their rounding.
+    let (mut weights, mut biases) = (Vec::new(), Vec::new());
+    for (seed, outputs) in (1..).zip(widths) {
+        weights.push(run.tensor(&[outputs, inputs], seed, 1.0 / 128.0)?);
+        biases.push(run.tensor(&[outputs], seed + 3, 1.0 / 16.0)?);
+    }
+    let weights = run.device.load_together(&weights.iter().map(Source::Stored).collect::<Vec<_>>())?;
+    let biases = run.device.load_together(&biases.iter().map(Source::Stored).collect::<Vec<_>>())?;
+    let (x, mut dx) = (run.activations(inputs, 7)?, run.activations(inputs, 8)?);
+    let mut outs = run.device.alloc_together(Use::Activation, rows.rows(), &widths)?;
+    let pairs: Vec<_> = weights.iter().zip(&biases).map(|(weight, bias)| (weight, Some(bias))).collect();
+    run.device.linear_together(rows, &x, &pairs, &mut outs)?;
+    for (out, width) in outs.iter().zip(widths) {
+        // A copy whose rows follow one another can be read.
+        let mut copy = run.activations(width, 9)?;
+        run.device.gather(rows, &itself(rows), width, out, &mut copy)?;
+        run.read_rows(&copy, width)?;
+    }
+    let mut grads = run.device.alloc_together(Use::Activation, rows.rows(), &widths)?;
+    let ([k, v, q], [dk, dv, dq]) = (outs.as_mut_slice(), grads.as_mut_slice()) else { return Ok(()) };
+    if shape.head_dim.is_multiple_of(2) {
+        let table = run.flat(1024 * shape.head_dim, Some(10), 1.0)?;
+        run.device.rope(rows, shape.heads, shape.head_dim, &table, q, false)?;
+        run.device.rope(rows, shape.kv_heads, shape.head_dim, &table, k, false)?;
+    }
+    let (mut out, dout) = (run.activations(inputs, 11)?, run.activations(inputs, 12)?);
+    let mut lse = run.over(rows, Use::State, shape.heads, 13)?;
+    run.device.attention(rows, rows, shape, q, k, v, &mut out, &mut lse)?;
+    run.device.attention_backward(rows, rows, shape, q, k, v, &out, &lse, &dout, dq, dk, dv)?;
+    let (weight, mut normed) = (run.weight(&[shape.head_dim], 15)?, run.activations(inputs, 16)?);
+    run.device.rms_norm(rows, shape.heads, q, &weight, EPS, &mut normed)?;
+    run.device.rms_norm_backward(rows, shape.heads, &dout, q, &weight, EPS, dq, true)?;
+    run.read_rows(&out, inputs)?;
+    run.read_rows(&normed, inputs)?;
+    let parts: Vec<_> = grads.iter().zip(&weights).collect();
+    run.device.linear_backward_together(rows, &parts, &mut dx)?;
+    run.read_rows(&dx, inputs)
+}
+
+/// Each row from its own place.
+fn itself(rows: &Layout) -> Vec<u32> {
+    (0..rows.rows() as u32).collect()
 }
 
 pub(super) fn lora<D: Device>(run: &mut Run<'_, D>) -> Done {
@@ -138,6 +188,7 @@ pub(super) fn attention<D: Device>(run: &mut Run<'_, D>) -> Done {
     Ok(())
 }
 
+/// On arrays of their own, and on arrays whose rows may stand beside one another.
 pub(super) fn swiglu<D: Device>(run: &mut Run<'_, D>) -> Done {
     let (width, rows) = (run.sizes.width() + 3, &run.scene.rows);
     for width in [width, width.next_multiple_of(8)] {
@@ -148,6 +199,20 @@ pub(super) fn swiglu<D: Device>(run: &mut Run<'_, D>) -> Done {
         run.read_rows(&out, width)?;
         run.read_rows(&dgate, width)?;
         run.read_rows(&dup, width)?;
+
+        let mut beside = run.device.alloc_together(Use::Activation, rows.rows(), &[width, width])?;
+        let mut gradients = run.device.alloc_together(Use::Activation, rows.rows(), &[width, width])?;
+        for (from, to) in [&gate, &up].into_iter().zip(&mut beside) {
+            run.device.gather(rows, &itself(rows), width, from, to)?;
+        }
+        let ([gate, up], [dgate, dup]) = (beside.as_slice(), gradients.as_mut_slice()) else { return Ok(()) };
+        run.device.swiglu(rows, gate, up, &mut out)?;
+        run.device.swiglu_backward(rows, &dy, gate, up, dgate, dup)?;
+        run.read_rows(&out, width)?;
+        for gradient in &gradients {
+            run.device.gather(rows, &itself(rows), width, gradient, &mut out)?;
+            run.read_rows(&out, width)?;
+        }
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use nodus_kernels::{Device, DeviceError, Use};
 use nodus_protocol::TrunkSlot;
+use serde::{Deserialize, Serialize};
 
 use lru::Lru;
 
@@ -66,7 +67,7 @@ pub(crate) struct Slot<D: Device> {
 }
 
 /// What a cache did. Hits and misses count sequences at cuts, each once a pass however many members share it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheCounts {
     /// Sequences that were at hand.
     pub hits: u64,

@@ -6,7 +6,7 @@ use nodus_kernels::{Device, DeviceError, Layout, LoraIn};
 use nodus_protocol::Module;
 
 use super::forward::no_layer;
-use super::{AttentionTape, Buffer, Inner, LayerTape, MlpTape, Pass, lora_grads};
+use super::{AttentionTape, Buffer, Inner, LayerTape, MlpTape, Pass, Projected, lora_grads};
 use crate::rows::{Level, Stage, View};
 
 /// Modules that read the same x, on the way down.
@@ -61,6 +61,7 @@ impl<D: Device> Pass<'_, '_, D> {
         let (level, _) = map.level(2 * layer + 1);
         let view = level.view(layer + 1 == trunk.layers.len());
         let [inner_gate, inner_up, inner_down] = &tape.inner;
+        let [gate, up] = &*tape.gate_up else { return Err(no_layer(layer)) };
 
         let stage = Stage::of(layer, Module::DownProj);
         let Some(rows) = map.at(stage, level, view) else { return Ok(()) };
@@ -69,7 +70,7 @@ impl<D: Device> Pass<'_, '_, D> {
             None => None,
             Some(_) => {
                 let mut product = self.activation(&view.rows, width)?;
-                self.device.swiglu(&rows, &tape.gate, &tape.up, &mut product)?;
+                self.device.swiglu(&rows, gate, up, &mut product)?;
                 Some(product)
             }
         };
@@ -78,8 +79,9 @@ impl<D: Device> Pass<'_, '_, D> {
         let dproduct = self.step(Step { layer, level, view, below: below.as_ref(), x, modules })?;
         drop(product);
         let (Some(rows), Some(dproduct)) = (below, dproduct) else { return Ok(()) };
-        let (mut dgate, mut dup) = (self.activation(&view.rows, width)?, self.activation(&view.rows, width)?);
-        self.device.swiglu_backward(&rows, &dproduct, &tape.gate, &tape.up, &mut dgate, &mut dup)?;
+        let mut dgate_up = self.together(&view.rows, &[Module::GateProj, Module::UpProj])?;
+        let [dgate, dup] = &mut *dgate_up else { return Err(no_layer(layer)) };
+        self.device.swiglu_backward(&rows, &dproduct, gate, up, dgate, dup)?;
         drop(dproduct);
 
         let below = map.below(Stage::of(layer, Module::GateProj), level, view);
@@ -107,7 +109,8 @@ impl<D: Device> Pass<'_, '_, D> {
         let dout = self.step(Step { layer, level, view: queries, below: below.as_ref(), x: Some(&*tape.out), modules })?;
         let stage = Stage::of(layer, Module::QProj);
         let (Some(q_rows), Some(dout), Some(k_rows)) = (below, dout, map.at(stage, level, keys)) else { return Ok(gradient) };
-        let [dq, dk, dv] = self.inner_attention_backward((&q_rows, &k_rows), (queries, keys), weights.qk_norm.as_ref(), tape, &dout)?;
+        let projected = self.inner_attention_backward((&q_rows, &k_rows), (queries, keys), weights.qk_norm.as_ref(), tape, &dout)?;
+        let [dq, dk, dv] = projected.each()?;
         drop(dout);
 
         let (below_q, below_k) = (map.below(stage, level, queries), map.below(stage, level, keys));
@@ -118,9 +121,9 @@ impl<D: Device> Pass<'_, '_, D> {
             _ => None,
         };
         let x = x.as_deref();
-        let k = Down { module: Module::KProj, dy: &*dk, inner: inner_k };
-        let v = Down { module: Module::VProj, dy: &*dv, inner: inner_v };
-        let q = Down { module: Module::QProj, dy: &*dq, inner: inner_q };
+        let k = Down { module: Module::KProj, dy: dk, inner: inner_k };
+        let v = Down { module: Module::VProj, dy: dv, inner: inner_v };
+        let q = Down { module: Module::QProj, dy: dq, inner: inner_q };
         let (dx, dx_q) = if last {
             let dx = self.step(Step { layer, level, view: keys, below: below_k.as_ref(), x, modules: [k, v] })?;
             let x = x_q.as_deref();
@@ -151,25 +154,27 @@ impl<D: Device> Pass<'_, '_, D> {
         qk_norm: Option<&(D::Weight, D::Weight)>,
         tape: &AttentionTape<D>,
         dout: &D::Buffer,
-    ) -> Result<[Buffer<D>; 3], DeviceError> {
+    ) -> Result<Projected<D>, DeviceError> {
         let trunk = self.trunk;
         let (shape, eps) = (trunk.attention_shape(), trunk.config.rms_norm_eps);
-        let (q_width, kv_width) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
-        let mut dq = self.activation(&queries.rows, q_width)?;
-        let (mut dk, mut dv) = (self.activation(&keys.rows, kv_width)?, self.activation(&keys.rows, kv_width)?);
-        let AttentionTape { q, k, v, out, lse, .. } = tape;
-        self.device.attention_backward(q_rows, k_rows, shape, q, k, v, out, lse, dout, &mut dq, &mut dk, &mut dv)?;
-        self.device.rope(q_rows, shape.heads, shape.head_dim, &trunk.rope, &mut dq, true)?;
-        self.device.rope(k_rows, shape.kv_heads, shape.head_dim, &trunk.rope, &mut dk, true)?;
-        if let (Some((q_norm, k_norm)), Some((q, k))) = (qk_norm, &tape.before_norm) {
-            let mut dx = self.activation(&queries.rows, q_width)?;
-            self.device.rms_norm_backward(q_rows, shape.heads, &dq, q, q_norm, eps, &mut dx, false)?;
-            dq = dx;
-            let mut dx = self.activation(&keys.rows, kv_width)?;
-            self.device.rms_norm_backward(k_rows, shape.kv_heads, &dk, k, k_norm, eps, &mut dx, false)?;
-            dk = dx;
-        }
-        Ok([dq, dk, dv])
+        let AttentionTape { projected, normed, out, lse, .. } = tape;
+        let mut gradients = self.projected((&queries.rows, &keys.rows), projected.apart.is_some())?;
+        let [dq, dk, dv] = gradients.each_mut()?;
+        let [raw_q, raw_k, v] = projected.each()?;
+        let (Some((q_norm, k_norm)), Some((q, k))) = (qk_norm, normed) else {
+            self.device.attention_backward(q_rows, k_rows, shape, raw_q, raw_k, v, out, lse, dout, dq, dk, dv)?;
+            self.device.rope(q_rows, shape.heads, shape.head_dim, &trunk.rope, dq, true)?;
+            self.device.rope(k_rows, shape.kv_heads, shape.head_dim, &trunk.rope, dk, true)?;
+            return Ok(gradients);
+        };
+        let mut normed_dq = self.activation(&queries.rows, shape.heads * shape.head_dim)?;
+        let mut normed_dk = self.activation(&keys.rows, shape.kv_heads * shape.head_dim)?;
+        self.device.attention_backward(q_rows, k_rows, shape, q, k, v, out, lse, dout, &mut normed_dq, &mut normed_dk, dv)?;
+        self.device.rope(q_rows, shape.heads, shape.head_dim, &trunk.rope, &mut normed_dq, true)?;
+        self.device.rope(k_rows, shape.kv_heads, shape.head_dim, &trunk.rope, &mut normed_dk, true)?;
+        self.device.rms_norm_backward(q_rows, shape.heads, &normed_dq, raw_q, q_norm, eps, dq, false)?;
+        self.device.rms_norm_backward(k_rows, shape.kv_heads, &normed_dk, raw_k, k_norm, eps, dk, false)?;
+        Ok(gradients)
     }
 
     /// Adapter gradients of the members that carry the modules and, on the rows `below`, the gradient of what these read.
@@ -177,15 +182,11 @@ impl<D: Device> Pass<'_, '_, D> {
         let Step { layer, level, view, below, x, modules } = step;
         let trunk = self.trunk;
         let Some(weights) = trunk.layers.get(layer) else { return Err(no_layer(layer)) };
-        let mut dx: Option<Buffer<D>> = None;
-        for Down { module, dy, .. } in &modules {
-            let Some(rows) = below else { break };
-            let accumulate = dx.is_some();
-            let mut sum = match dx {
-                Some(dx) => dx,
-                None => self.activation(&view.rows, trunk.config.module_in(*module))?,
-            };
-            self.device.linear_backward(rows, dy, &weights.linear(*module).weight, &mut sum, accumulate)?;
+        let mut dx = None;
+        if let (Some(rows), Some(first)) = (below, modules.first()) {
+            let mut sum = self.activation(&view.rows, trunk.config.module_in(first.module))?;
+            let parts: Vec<_> = modules.iter().map(|down| (down.dy, &weights.linear(down.module).weight)).collect();
+            self.device.linear_backward_together(rows, &parts, &mut sum)?;
             dx = Some(sum);
         }
         let carried = modules.iter().filter_map(|down| Some((down.module, down.dy, down.inner.as_ref()?)));

@@ -8,7 +8,7 @@ use nodus_kernels::{Device, DeviceError, LoraOut, Use};
 use nodus_protocol::Module;
 
 use super::memory::Keep;
-use super::{AttentionTape, Buffer, Inner, LayerTape, Member, MlpTape, Pass, lora_rows};
+use super::{AttentionTape, Buffer, Inner, LayerTape, Member, MlpTape, Pass, Projected, Together, lora_rows};
 use crate::rows::{Level, View};
 
 /// The residual stream after a layer, and the tapes of its attention and its MLP.
@@ -57,7 +57,6 @@ impl<D: Device> Pass<'_, '_, D> {
         let (trunk, map) = (self.trunk, self.map);
         let Some(weights) = trunk.layers.get(layer) else { return Err(no_layer(layer)) };
         let (hidden, shape) = (trunk.config.hidden_size, trunk.attention_shape());
-        let (q_width, kv_width) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
         let last = layer + 1 == trunk.layers.len();
         let (level, below) = map.level(2 * layer);
 
@@ -65,50 +64,51 @@ impl<D: Device> Pass<'_, '_, D> {
         let base = below.unwrap_or(level);
         let x = self.norm(&base.all.rows, input, &weights.input_norm)?;
         let x_q = if last { Some(self.gather(&base.labelled.rows, &base.narrow, hidden, &x)?) } else { None };
-        let q = self.linear(base.view(last), x_q.as_ref().unwrap_or(&x), layer, Module::QProj)?;
-        let k = self.linear(&base.all, &x, layer, Module::KProj)?;
-        let v = self.linear(&base.all, &x, layer, Module::VProj)?;
+        let projected = self.project(layer, base, &x, x_q.as_ref())?;
         let (queries, keys) = (level.view(last), &level.all);
-        let (residual, x, x_q, mut q, mut k, mut v) = match below {
-            None => (input.clone(), x, x_q, q, k, v),
-            Some(_) => (
-                Rc::new(self.fan_out(keys, hidden, input)?),
-                self.fan_out(keys, hidden, &x)?,
-                x_q.map(|x_q| self.fan_out(queries, hidden, &x_q)).transpose()?,
-                self.fan_out(queries, q_width, &q)?,
-                self.fan_out(keys, kv_width, &k)?,
-                self.fan_out(keys, kv_width, &v)?,
-            ),
+        let (residual, x, x_q, mut projected) = match below {
+            None => (input.clone(), x, x_q, projected),
+            Some(_) => {
+                let mut fanned_out = self.projected((&queries.rows, &keys.rows), last)?;
+                let to = fanned_out.each_mut()?.into_iter().zip([Module::QProj, Module::KProj, Module::VProj]).zip([queries, keys, keys]);
+                for (from, ((to, module), view)) in projected.each()?.into_iter().zip(to) {
+                    let width = trunk.config.module_out(module);
+                    self.device.gather(&view.rows, view.origin.as_deref().unwrap_or_default(), width, from, to)?;
+                }
+                let x_q = x_q.map(|x_q| self.fan_out(queries, hidden, &x_q)).transpose()?;
+                (Rc::new(self.fan_out(keys, hidden, input)?), self.fan_out(keys, hidden, &x)?, x_q, fanned_out)
+            }
         };
 
+        let [q, k, v] = projected.each_mut()?;
         let [inner_q, inner_k, inner_v] = match &x_q {
-            None => {
-                let modules = [(Module::QProj, &mut *q), (Module::KProj, &mut *k), (Module::VProj, &mut *v)];
-                self.lora(level, keys, layer, &x, modules)?
-            }
+            None => self.lora(level, keys, layer, &x, [(Module::QProj, q), (Module::KProj, k), (Module::VProj, v)])?,
             Some(x_q) => {
-                let [inner_q] = self.lora(level, queries, layer, x_q, [(Module::QProj, &mut *q)])?;
-                let [inner_k, inner_v] = self.lora(level, keys, layer, &x, [(Module::KProj, &mut *k), (Module::VProj, &mut *v)])?;
+                let [inner_q] = self.lora(level, queries, layer, x_q, [(Module::QProj, q)])?;
+                let [inner_k, inner_v] = self.lora(level, keys, layer, &x, [(Module::KProj, k), (Module::VProj, v)])?;
                 [inner_q, inner_k, inner_v]
             }
         };
         drop((x, x_q));
-        let mut before_norm = None;
+        let [q, k, v] = projected.each_mut()?;
+        let mut normed = None;
         if let Some((q_norm, k_norm)) = &weights.qk_norm {
-            let normed_q = self.head_norm(queries, shape.heads, &q, q_norm)?;
-            let normed_k = self.head_norm(keys, shape.kv_heads, &k, k_norm)?;
-            before_norm = Some((std::mem::replace(&mut q, normed_q), std::mem::replace(&mut k, normed_k)));
+            normed = Some((self.head_norm(queries, shape.heads, q, q_norm)?, self.head_norm(keys, shape.kv_heads, k, k_norm)?));
         }
-        self.device.rope(&queries.rows, shape.heads, shape.head_dim, &trunk.rope, &mut q, false)?;
-        self.device.rope(&keys.rows, shape.kv_heads, shape.head_dim, &trunk.rope, &mut k, false)?;
-        let mut out = self.activation(&queries.rows, q_width)?;
+        let (q, k) = match &mut normed {
+            Some((q, k)) => (&mut **q, &mut **k),
+            None => (q, k),
+        };
+        self.device.rope(&queries.rows, shape.heads, shape.head_dim, &trunk.rope, q, false)?;
+        self.device.rope(&keys.rows, shape.kv_heads, shape.head_dim, &trunk.rope, k, false)?;
+        let mut out = self.activation(&queries.rows, shape.heads * shape.head_dim)?;
         let mut lse = self.buffer(Use::State, &queries.rows, shape.heads)?;
-        self.device.attention(&queries.rows, &keys.rows, shape, &q, &k, &v, &mut out, &mut lse)?;
+        self.device.attention(&queries.rows, &keys.rows, shape, q, k, v, &mut out, &mut lse)?;
 
         let narrowed = if last { Some(self.gather(&queries.rows, &level.narrow, hidden, &residual)?) } else { None };
         let mut next = self.linear_onto(queries, &out, layer, Module::OProj, narrowed.as_ref().unwrap_or(&residual))?;
         let [inner_o] = self.lora(level, queries, layer, &out, [(Module::OProj, &mut *next)])?;
-        Ok((next, AttentionTape { residual, before_norm, q, k, v, out, lse, inner: [inner_q, inner_k, inner_v, inner_o] }))
+        Ok((next, AttentionTape { residual, projected, normed, out, lse, inner: [inner_q, inner_k, inner_v, inner_o] }))
     }
 
     /// The MLP half of a layer: the residual stream after it, and its tape.
@@ -121,27 +121,28 @@ impl<D: Device> Pass<'_, '_, D> {
 
         let base = below.unwrap_or(level).view(last);
         let x = self.norm(&base.rows, input, &weights.post_norm)?;
-        let gate = self.linear(base, &x, layer, Module::GateProj)?;
-        let up = self.linear(base, &x, layer, Module::UpProj)?;
+        let gate_up = self.linear_together(base, &x, layer, &[Module::GateProj, Module::UpProj])?;
         let view = level.view(last);
-        let (residual, x, mut gate, mut up) = match below {
-            None => (input.clone(), x, gate, up),
-            Some(_) => (
-                Rc::new(self.fan_out(view, hidden, input)?),
-                self.fan_out(view, hidden, &x)?,
-                self.fan_out(view, width, &gate)?,
-                self.fan_out(view, width, &up)?,
-            ),
+        let (residual, x, mut gate_up) = match below {
+            None => (input.clone(), x, gate_up),
+            Some(_) => {
+                let mut fanned_out = self.together(&view.rows, &[Module::GateProj, Module::UpProj])?;
+                for (from, to) in gate_up.iter().zip(fanned_out.iter_mut()) {
+                    self.device.gather(&view.rows, view.origin.as_deref().unwrap_or_default(), width, from, to)?;
+                }
+                (Rc::new(self.fan_out(view, hidden, input)?), self.fan_out(view, hidden, &x)?, fanned_out)
+            }
         };
 
-        let modules = [(Module::GateProj, &mut *gate), (Module::UpProj, &mut *up)];
-        let [inner_gate, inner_up] = self.lora(level, view, layer, &x, modules)?;
+        let [gate, up] = &mut *gate_up else { return Err(no_layer(layer)) };
+        let [inner_gate, inner_up] = self.lora(level, view, layer, &x, [(Module::GateProj, gate), (Module::UpProj, up)])?;
         drop(x);
         let mut product = self.activation(&view.rows, width)?;
-        self.device.swiglu(&view.rows, &gate, &up, &mut product)?;
+        let [gate, up] = &*gate_up else { return Err(no_layer(layer)) };
+        self.device.swiglu(&view.rows, gate, up, &mut product)?;
         let mut next = self.linear_onto(view, &product, layer, Module::DownProj, &residual)?;
         let [inner_down] = self.lora(level, view, layer, &product, [(Module::DownProj, &mut *next)])?;
-        Ok((next, MlpTape { residual, gate, up, inner: [inner_gate, inner_up, inner_down] }))
+        Ok((next, MlpTape { residual, gate_up, inner: [inner_gate, inner_up, inner_down] }))
     }
 
     /// Final norm, head and loss on the labelled rows: the loss of each, and where a member trains the gradient of the residual stream.
@@ -165,13 +166,32 @@ impl<D: Device> Pass<'_, '_, D> {
         Ok((losses, Some(gradient)))
     }
 
-    /// The frozen part of a module into a new buffer.
-    fn linear(&mut self, view: &View, x: &D::Buffer, layer: usize, module: Module) -> Result<Buffer<D>, DeviceError> {
+    /// The frozen part of q, k and v; `x_q` is what q reads where it has rows of its own.
+    fn project(&mut self, layer: usize, level: &Level, x: &D::Buffer, x_q: Option<&Buffer<D>>) -> Result<Projected<D>, DeviceError> {
+        let Some(x_q) = x_q else {
+            let modules = [Module::KProj, Module::VProj, Module::QProj];
+            return Ok(Projected { together: self.linear_together(&level.all, x, layer, &modules)?, apart: None });
+        };
+        let linear = {
+            let trunk = self.trunk;
+            &trunk.layers.get(layer).ok_or_else(|| no_layer(layer))?.q
+        };
+        let view = &level.labelled;
+        let mut q = self.activation(&view.rows, self.trunk.config.module_out(Module::QProj))?;
+        self.device.linear(&view.rows, x_q, &linear.weight, linear.bias.as_ref(), &mut q)?;
+        let together = self.linear_together(&level.all, x, layer, &[Module::KProj, Module::VProj])?;
+        Ok(Projected { together, apart: Some(q) })
+    }
+
+    /// The frozen part of modules that read the same x, and were loaded together, into new buffers.
+    fn linear_together(&mut self, view: &View, x: &D::Buffer, layer: usize, modules: &[Module]) -> Result<Together<D>, DeviceError> {
         let trunk = self.trunk;
-        let Some(linear) = trunk.layers.get(layer).map(|weights| weights.linear(module)) else { return Err(no_layer(layer)) };
-        let mut out = self.activation(&view.rows, trunk.config.module_out(module))?;
-        self.device.linear(&view.rows, x, &linear.weight, linear.bias.as_ref(), &mut out)?;
-        Ok(out)
+        let Some(weights) = trunk.layers.get(layer) else { return Err(no_layer(layer)) };
+        let weights = modules.iter().map(|module| weights.linear(*module));
+        let weights: Vec<_> = weights.map(|linear| (&linear.weight, linear.bias.as_ref())).collect();
+        let mut outs = self.together(&view.rows, modules)?;
+        self.device.linear_together(&view.rows, x, &weights, &mut outs)?;
+        Ok(outs)
     }
 
     /// The frozen part of a module without a bias, on top of other rows, into a new buffer.

@@ -16,8 +16,11 @@ impl<D: Device> Pass<'_, '_, D> {
             Some(entry) => self.come_in(half, entry, &residual)?,
         };
         self.put_by(half, &residual)?;
-        if half == self.map.trunk_end() {
-            self.trunk_end_ns.get_or_insert_with(self.clock);
+        if half == self.map.trunk_end() && self.trunk_end_ns.is_none() {
+            self.trunk_end_ns = Some((self.clock)());
+            if half > 0 {
+                self.device.mark()?;
+            }
         }
         Ok(residual)
     }

@@ -17,7 +17,7 @@ use nodus_protocol::{AdapterSlot, Batch, Module, SequenceLoss};
 use crate::adapter::Adapter;
 use crate::cache::{Key, Slot, TrunkCache};
 use crate::engine::Clock;
-use crate::pool::{Lent, Pool};
+use crate::pool::{Lent, LentTogether, Pool};
 use crate::rows::{Level, RowMap, Source, Stage};
 use crate::trunk::Trunk;
 use memory::Keep;
@@ -74,18 +74,50 @@ pub(crate) struct Outcome {
 
 type Buffer<D> = Lent<<D as Device>::Buffer>;
 
+/// Activations that belong together: what modules that read the same x write.
+type Together<D> = LentTogether<<D as Device>::Buffer>;
+
 /// What a LoRA module leaves for its backward pass: s, and how many columns it has.
 type Inner<D> = Option<(Buffer<D>, usize)>;
+
+/// Buffers as wide as what q, k and v write: k, v and q together; in the last layer, where q has other rows, k and v.
+struct Projected<D: Device> {
+    together: Together<D>,
+    apart: Option<Buffer<D>>,
+}
+
+impl<D: Device> Projected<D> {
+    /// q, k, v.
+    fn each(&self) -> Result<[&D::Buffer; 3], DeviceError> {
+        match (&*self.together, &self.apart) {
+            ([k, v, q], None) => Ok([q, k, v]),
+            ([k, v], Some(q)) => Ok([q, k, v]),
+            _ => Err(no_projection()),
+        }
+    }
+
+    fn each_mut(&mut self) -> Result<[&mut D::Buffer; 3], DeviceError> {
+        match (&mut *self.together, &mut self.apart) {
+            ([k, v, q], None) => Ok([q, k, v]),
+            ([k, v], Some(q)) => Ok([q, k, v]),
+            _ => Err(no_projection()),
+        }
+    }
+}
+
+/// A defect: k, v and q are not where they were put.
+fn no_projection() -> DeviceError {
+    DeviceError::Failed("k, v and q are neither together nor apart".into())
+}
 
 /// What a layer's attention leaves for its backward pass.
 struct AttentionTape<D: Device> {
     /// The residual stream that it read, all rows.
     residual: Rc<Buffer<D>>,
-    /// q and k before their norms.
-    before_norm: Option<(Buffer<D>, Buffer<D>)>,
-    q: Buffer<D>,
-    k: Buffer<D>,
-    v: Buffer<D>,
+    /// What q, k and v wrote; q and k rotated where they have no norms.
+    projected: Projected<D>,
+    /// q and k after their norms, rotated.
+    normed: Option<(Buffer<D>, Buffer<D>)>,
     out: Buffer<D>,
     lse: Buffer<D>,
     inner: [Inner<D>; 4],
@@ -95,8 +127,7 @@ struct AttentionTape<D: Device> {
 struct MlpTape<D: Device> {
     /// The residual stream that it read.
     residual: Rc<Buffer<D>>,
-    gate: Buffer<D>,
-    up: Buffer<D>,
+    gate_up: Together<D>,
     inner: [Inner<D>; 3],
 }
 
@@ -141,7 +172,8 @@ impl<'a, 'm, D: Device> Pass<'a, 'm, D> {
         let losses = losses?;
         ended.map_err(torn)?;
         let (trunk_end_ns, end_ns) = (self.trunk_end_ns.unwrap_or(start_ns), (self.clock)());
-        let (trunk_ns, above_ns) = (trunk_end_ns.saturating_sub(start_ns), end_ns.saturating_sub(trunk_end_ns));
+        let by_host = (trunk_end_ns.saturating_sub(start_ns), end_ns.saturating_sub(trunk_end_ns));
+        let (trunk_ns, above_ns) = self.device.pass_ns().map_err(torn)?.unwrap_or(by_host);
         Ok(Outcome { losses, trunk_ns, above_ns })
     }
 
@@ -165,6 +197,21 @@ impl<'a, 'm, D: Device> Pass<'a, 'm, D> {
 
     fn activation(&mut self, rows: &Layout, width: usize) -> Result<Buffer<D>, DeviceError> {
         self.buffer(Use::Activation, rows, width)
+    }
+
+    /// Buffers for what q, k and v write on these rows, `last`: in the last layer.
+    fn projected(&mut self, (queries, keys): (&Layout, &Layout), last: bool) -> Result<Projected<D>, DeviceError> {
+        if !last {
+            return Ok(Projected { together: self.together(keys, &[Module::KProj, Module::VProj, Module::QProj])?, apart: None });
+        }
+        let q = self.activation(queries, self.trunk.config.module_out(Module::QProj))?;
+        Ok(Projected { together: self.together(keys, &[Module::KProj, Module::VProj])?, apart: Some(q) })
+    }
+
+    /// One buffer for each of these modules.
+    fn together(&mut self, rows: &Layout, modules: &[Module]) -> Result<Together<D>, DeviceError> {
+        let widths: Vec<usize> = modules.iter().map(|module| self.trunk.config.module_out(*module)).collect();
+        self.pool.take_together(self.device, rows.rows(), &widths)
     }
 
     /// out\[r\] = x\[index\[r\]\] into a new buffer.

@@ -23,6 +23,8 @@ pub struct Grant {
     pub cohort: Option<u64>,
     /// Commands that it has sent.
     pub commands: u64,
+    /// Whether the job was cut off: what its client still sends of it, knowing no better, is passed over.
+    pub is_closed: bool,
 }
 
 /// A command that its client had no right to send.
@@ -39,6 +41,17 @@ struct List {
     jobs: Mutex<BTreeMap<JobSlot, (Grant, Seen)>>,
     /// Something was told, or a job has ended.
     told: Notify,
+    /// Whether the client is the host itself.
+    is_whole: bool,
+}
+
+/// Whether a command is passed on.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Checked {
+    /// It is; where its answer belongs.
+    Pass(Option<Expected>),
+    /// Its job was cut off, and its client does not know it yet.
+    PassOver,
 }
 
 /// Where the answer of a command belongs.
@@ -46,9 +59,22 @@ struct List {
 pub(super) struct Expected(JobSlot, Ticket);
 
 impl Grants {
+    /// Those of the host itself, which may send everything.
+    #[must_use]
+    pub fn whole() -> Self {
+        Self(Arc::new(List { is_whole: true, ..List::default() }))
+    }
+
     /// From now on the client may send commands of this job.
     pub fn grant(&self, job: JobSlot, trunks: Vec<TrunkSlot>, cohort: Option<u64>) {
-        self.lock().insert(job, (Grant { trunks, cohort, commands: 0 }, Seen::default()));
+        let grant = Grant { trunks, cohort, commands: 0, is_closed: false };
+        self.lock().insert(job, (grant, Seen::default()));
+    }
+
+    /// The job was cut off: from now on nothing of it reaches the engine.
+    pub fn close(&self, job: JobSlot) {
+        self.lock().get_mut(&job).into_iter().for_each(|(grant, _)| grant.is_closed = true);
+        self.0.told.notify_waiters();
     }
 
     /// From now on it may not.
@@ -68,11 +94,14 @@ impl Grants {
         self.lock().keys().copied().collect()
     }
 
-    /// Whether the client may send this, and counts it; where its answer belongs.
+    /// Whether this is to be passed on, which the client may send; and counts it.
     ///
     /// # Errors
     /// What it must not name.
-    pub(super) fn check(&self, command: &Command) -> Result<Option<Expected>, Breach> {
+    pub(super) fn check(&self, command: &Command) -> Result<Checked, Breach> {
+        if self.0.is_whole {
+            return Ok(Checked::Pass(None));
+        }
         let mut jobs = self.lock();
         let job = job_of(command)?;
         let (grant, seen) = jobs.get_mut(&job).ok_or(Breach("a job of somebody else"))?;
@@ -85,7 +114,10 @@ impl Grants {
             }
         }
         grant.commands += 1;
-        Ok(seen.asked(command)?.map(|ticket| Expected(job, ticket)))
+        if grant.is_closed {
+            return Ok(Checked::PassOver);
+        }
+        Ok(Checked::Pass(seen.asked(command)?.map(|ticket| Expected(job, ticket))))
     }
 
     /// Waits until the client has told enough of what this job was answered.
@@ -95,7 +127,7 @@ impl Grants {
             let mut told = std::pin::pin!(self.0.told.notified());
             // From here on no telling is missed.
             told.as_mut().enable();
-            if self.lock().get(&job).is_none_or(|(_, seen)| seen.untold() < UNTOLD_MAX) {
+            if self.lock().get(&job).is_none_or(|(grant, seen)| grant.is_closed || seen.untold() < UNTOLD_MAX) {
                 return;
             }
             told.await;

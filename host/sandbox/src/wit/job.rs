@@ -1,9 +1,11 @@
-//! `nodus:gpu/job`: what the job was submitted with, and what it tells its owner. Never waits.
+//! `nodus:gpu/job`: what the job was submitted with, and what it tells its owner. Waits for nothing but that the answer to `should-stop` is
+//! noted before the guest has it.
 
 use crate::bindings::nodus::gpu::job::{Host, Level as GuestLevel, Limit};
 use crate::limits::METRIC_NAME_BYTES_MAX;
 use crate::services::{Event, Level};
 use crate::state::State;
+use crate::wit::Fault;
 
 impl Host for State {
     fn params(&mut self) -> wasmtime::Result<String> {
@@ -47,8 +49,8 @@ impl Host for State {
         Ok(())
     }
 
-    fn should_stop(&mut self) -> wasmtime::Result<bool> {
-        Ok(self.stop.ask())
+    async fn should_stop(&mut self) -> wasmtime::Result<bool> {
+        self.asks_to_stop().await.map_err(|refusal| Fault::from(refusal).into_stop())
     }
 
     fn limits(&mut self) -> wasmtime::Result<Vec<Limit>> {

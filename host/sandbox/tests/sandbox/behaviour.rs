@@ -104,6 +104,7 @@ async fn a_stop_request_is_seen_and_its_end_is_told_as_such() {
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     stop.request();
     let ran = running.await.unwrap();
+    assert_eq!(ran.noted, ran.end.stopped_at.into_iter().collect::<Vec<_>>(), "once, and before it was answered");
     assert!(matches!(failure(&ran), Failure::Cancelled(text) if text == "stopped early"), "{:?}", ran.end);
 }
 

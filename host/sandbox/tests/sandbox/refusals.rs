@@ -61,6 +61,14 @@ fn no_beginning_of_a_component_is_accepted_and_none_panics() {
     }
 }
 
+/// Found by the fuzzer: the parser's own text has a line for each byte.
+#[test]
+fn a_module_that_is_none_is_refused_in_one_line() {
+    let bytes = b"\0asm\x0d\0\x01\0\x01\x08NOTWASM!";
+    let Refusal::Invalid { reason } = refusal(bytes) else { panic!("refused otherwise") };
+    assert!(reason.contains("bad magic number"), "{reason}");
+}
+
 #[test]
 fn imports_from_outside_are_all_named() {
     let text = component(

@@ -65,6 +65,8 @@ pub(crate) struct Ran {
     pub(crate) end: JobEnd,
     pub(crate) events: Vec<Event>,
     pub(crate) commands: Vec<String>,
+    /// The questions at which it was noted that the job is to stop.
+    pub(crate) noted: Vec<u64>,
 }
 
 impl Job {
@@ -78,14 +80,31 @@ impl Job {
         let seen = commands.clone();
         std::thread::spawn(move || serve(engine, inbox, &seen));
         let events = Arc::new(Mutex::new(Vec::new()));
-        let services = Fake { engine: client, events: events.clone(), artifacts: HashMap::new(), is_late: engine == Engine::Late };
+        let services = Fake {
+            engine: client,
+            events: events.clone(),
+            artifacts: HashMap::new(),
+            is_late: engine == Engine::Late,
+            noted: Arc::default(),
+        };
         let (limits, stop) = (Limits { wall_ms: 60_000, ..Limits::DEFAULT }, StopFlag::default());
         let spec = JobSpec { params: params.to_owned(), seed: 7, job: JobSlot(3), limits, stop, stop_at: None, cohort: None };
         Self { spec, services, commands, events }
     }
 
     /// The same with the engine behind a socket, each end on a thread of its own, as for a guest process.
-    pub(crate) fn over_a_socket(mut self) -> Self {
+    pub(crate) fn over_a_socket(self) -> Self {
+        let grants = Grants::default();
+        grants.grant(self.spec.job, vec![TrunkSlot(0)], self.spec.cohort);
+        self.over(grants)
+    }
+
+    /// The same with a parent between: the engine behind two sockets, as where both have processes of their own.
+    pub(crate) fn over_two_sockets(self) -> Self {
+        self.over(Grants::whole()).over_a_socket()
+    }
+
+    fn over(mut self, grants: Grants) -> Self {
         let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
         let [near_runtime, far_runtime] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap());
         let split = |runtime: &tokio::runtime::Runtime, stream: std::os::unix::net::UnixStream| {
@@ -96,8 +115,6 @@ impl Job {
         let (reader, writer) = split(&near_runtime, near);
         let (client, carrying) = connect(reader, writer);
         let engine = std::mem::replace(&mut self.services.engine, client);
-        let grants = Grants::default();
-        grants.grant(self.spec.job, vec![TrunkSlot(0)], self.spec.cohort);
         let (reader, writer) = split(&far_runtime, far);
         std::thread::spawn(move || near_runtime.block_on(carrying).unwrap());
         std::thread::spawn(move || far_runtime.block_on(serve_wire(reader, writer, engine, grants, 1 << 20)).unwrap());
@@ -115,10 +132,12 @@ impl Job {
     }
 
     pub(crate) async fn run_component(self, component: &ValidComponent) -> Ran {
+        let noted = self.services.noted.clone();
         let end = component.run(sandbox(), self.spec, Box::new(self.services)).await;
         let events = std::mem::take(&mut *self.events.lock().unwrap());
         let commands = self.commands.lock().unwrap().clone();
-        Ran { end, events, commands }
+        let noted = noted.lock().unwrap().clone();
+        Ran { end, events, commands, noted }
     }
 }
 
@@ -265,6 +284,7 @@ pub(crate) struct Fake {
     events: Arc<Mutex<Vec<Event>>>,
     artifacts: HashMap<Digest, Arc<AdapterWeights>>,
     is_late: bool,
+    noted: Arc<Mutex<Vec<u64>>>,
 }
 
 impl Fake {
@@ -312,6 +332,12 @@ impl Services for Fake {
         let digest = Digest::of(format!("{name} {weights:?}").as_bytes());
         self.artifacts.insert(digest, Arc::new(weights.clone()));
         Ok(digest)
+    }
+
+    async fn stopping(&mut self, question: u64) -> Result<(), Refusal> {
+        self.wait().await;
+        self.noted.lock().unwrap().push(question);
+        Ok(())
     }
 
     fn event(&mut self, event: Event) {

@@ -144,7 +144,7 @@ async fn a_stop_ends_a_long_evaluation_after_the_pieces_that_are_under_way() {
     assert!(told(&ran).is_empty(), "half an evaluation is none");
     assert_eq!(ran.commands.iter().filter(|command| command.starts_with("evaluate ")).count(), 2);
     assert_eq!(ran.commands.last().unwrap(), "drop-job 3");
-    assert_eq!(ran.end.stopped_at, Some(1));
+    assert_eq!((ran.end.stopped_at, ran.noted), (Some(1), vec![1]));
 }
 
 #[tokio::test]
@@ -203,13 +203,16 @@ async fn every_mistake_is_answered_with_what_would_be_right() {
 #[tokio::test]
 async fn a_job_cannot_tell_an_engine_behind_a_socket() {
     for params in ["train 5", "two-adapters", "save-twice", "load", "wait-twice"] {
-        let (near, far) = (Job::new(params).run().await, Job::new(params).over_a_socket().run().await);
-        assert_eq!(format!("{:?}", near.events), format!("{:?}", far.events), "{params}");
-        assert_eq!(format!("{:?}", near.end.outcome), format!("{:?}", far.end.outcome), "{params}");
-        // The connection's end gives the job up once more, perhaps by now.
-        let (same, more) = far.commands.split_at(near.commands.len());
-        assert_eq!(near.commands, same, "{params}");
-        assert!(more.iter().all(|command| command == "drop-job 3"), "{params}: {more:?}");
+        let near = Job::new(params).run().await;
+        for far in [Job::new(params).over_a_socket(), Job::new(params).over_two_sockets()] {
+            let far = far.run().await;
+            assert_eq!(format!("{:?}", near.events), format!("{:?}", far.events), "{params}");
+            assert_eq!(format!("{:?}", near.end.outcome), format!("{:?}", far.end.outcome), "{params}");
+            // The connection's end gives the job up once more, perhaps by now.
+            let (same, more) = far.commands.split_at(near.commands.len());
+            assert_eq!(near.commands, same, "{params}");
+            assert!(more.iter().all(|command| command == "drop-job 3"), "{params}: {more:?}");
+        }
     }
 }
 

@@ -75,6 +75,8 @@ pub struct Work {
     pub attempts: u64,
     /// What its owner asks for.
     pub stop: Option<Stop>,
+    /// The question at which it learnt, when it was run before, that it is to stop.
+    pub stop_question: Option<u64>,
 }
 
 fn spec(row: &Row<'_>, column: usize) -> rusqlite::Result<JobSpec> {
@@ -141,7 +143,7 @@ impl State {
     /// There is no such job.
     pub fn work(&self, job: JobId) -> Result<Work> {
         self.database.read(|view| {
-            let select = "SELECT jobs.number, jobs.tenant, tenants.name, cohorts.id, member, spec, attempts, stop
+            let select = "SELECT jobs.number, jobs.tenant, tenants.name, cohorts.id, member, spec, attempts, stop, stop_question
                  FROM jobs JOIN cohorts ON cohort = cohorts.number JOIN tenants ON jobs.tenant = tenants.id WHERE jobs.id = ?";
             let row = |row: &Row<'_>| {
                 let work = Work {
@@ -154,6 +156,7 @@ impl State {
                     inputs: Vec::new(),
                     attempts: row.get(6)?,
                     stop: row.get(7)?,
+                    stop_question: row.get(8)?,
                 };
                 Ok((row.get::<_, i64>(0)?, work))
             };

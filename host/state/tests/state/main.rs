@@ -6,6 +6,7 @@ mod apart;
 mod disk;
 mod events;
 mod machine;
+mod replay;
 mod submit;
 mod support;
 mod tokens;

@@ -1,47 +1,21 @@
-//! Starts this program once more, as a process for strangers' code: with two sockets and nothing else.
+//! Starts this program once more, in another of its roles: with two sockets and nothing else.
 //!
-//! Hands on no environment, no folder, no descriptor but those three of standard input, output and error.
+//! Hands on no environment but what is named, no folder, no descriptor but those three of standard input, output and error.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
-
-use nodus_sandbox::Limits;
-
-use crate::cli::SandboxArgs;
-
-/// What the user wants of processes for guests.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
-    /// None at all: guests run in this process.
-    pub(crate) in_process: bool,
-    /// None that the kernel locks down less than wholly.
-    pub(crate) require_os_sandbox: bool,
-    /// How long one may give no sign of life.
-    pub(crate) silence: Duration,
-}
-
-impl From<SandboxArgs> for Terms {
-    fn from(args: SandboxArgs) -> Self {
-        let silence = Duration::from_millis(args.guest_silence_ms);
-        Self { in_process: args.in_process, require_os_sandbox: args.require_os_sandbox, silence }
-    }
-}
-
-/// How the ledger calls a job that was refused for want of the kernel's locks.
-pub(crate) const OS_SANDBOX: &str = "os-sandbox";
 
 /// Standard input and output of a process.
-pub(super) struct Ends {
-    pub(super) input: OwnedFd,
-    pub(super) output: OwnedFd,
+pub(crate) struct Ends {
+    pub(crate) input: OwnedFd,
+    pub(crate) output: OwnedFd,
 }
 
 /// Starts the verb with these arguments. Its standard error is for the host's log.
-pub(super) fn spawn(verb: &str, arguments: &[(&str, String)], ends: Ends) -> io::Result<Child> {
+pub(crate) fn spawn(verb: &str, arguments: &[(&str, String)], environment: &[(String, String)], ends: Ends) -> io::Result<Child> {
     // Whoever started this program may have left descriptors open that its children would inherit.
     close_fds::set_fds_cloexec_threadsafe(3, &[]);
     let mut command = Command::new(program()?);
@@ -49,8 +23,8 @@ pub(super) fn spawn(verb: &str, arguments: &[(&str, String)], ends: Ends) -> io:
     for (name, value) in arguments {
         command.arg(format!("--{name}={value}"));
     }
-    // Of its own group: Ctrl-C is for this process, which tells its guests.
-    command.arg0("nodus-host").env_clear().current_dir("/").process_group(0);
+    // Of its own group: Ctrl-C is for this process, which tells the others.
+    command.arg0("nodus-host").env_clear().envs(environment.iter().cloned()).current_dir("/").process_group(0);
     command.stdin(Stdio::from(ends.input)).stdout(Stdio::from(ends.output)).stderr(Stdio::piped()).spawn()
 }
 
@@ -60,7 +34,7 @@ pub(crate) fn program() -> io::Result<PathBuf> {
 }
 
 /// How a process ended, to stand after its name.
-pub(super) fn how(status: io::Result<ExitStatus>) -> String {
+pub(crate) fn how(status: io::Result<ExitStatus>) -> String {
     let status = match status {
         Ok(status) => status,
         Err(error) => return format!("was lost: {error}"),
@@ -85,15 +59,8 @@ fn signal_name(signal: i32) -> &'static str {
     }
 }
 
-/// Bytes of the longest message of a process that runs jobs of these limits: an adapter's weights, which are a quarter of what it may hold on
-/// the device, or a batch.
-pub(super) fn message_bytes_max(limits: &Limits) -> u64 {
-    const BESIDE: u64 = 16 << 20;
-    (limits.device_bytes / 4).max(limits.batch_bytes).saturating_add(BESIDE).min(u64::from(u32::MAX))
-}
-
 /// Hands on the lines of a stream, each cut to a length that memory bears.
-pub(super) fn lines(mut stream: impl io::Read, mut line: impl FnMut(&str)) {
+pub(crate) fn lines(mut stream: impl io::Read, mut line: impl FnMut(&str)) {
     const LINE_BYTES_MAX: usize = 4096;
     const LINES_MAX: usize = 1000;
     let (mut buffer, mut unfinished, mut count) = ([0; LINE_BYTES_MAX], Vec::new(), 0);

@@ -1,0 +1,33 @@
+//! The options of the service's floor: where its jobs run.
+//!
+//! Parses only.
+
+use std::num::NonZeroUsize;
+
+use clap::Args;
+
+use super::device::{DeviceChoice, Dtype};
+use crate::text::parse_bytes;
+
+/// Where and how a service's jobs run. But for device and type none of it changes a result.
+#[derive(Clone, Debug, Default, Args)]
+pub struct FloorArgs {
+    /// A device for jobs: cpu, cuda, cuda:N or auto. May be given many times [default: NODUS_DEVICE, else auto]
+    #[arg(long = "device", value_name = "DEVICE")]
+    pub devices: Vec<DeviceChoice>,
+    /// What frozen weights and activations are computed in on a card [default: the type that each model is stored in, f16 as bf16]
+    #[arg(long, value_enum)]
+    pub dtype: Option<Dtype>,
+    /// CPU threads of each engine, and of each guest process [default: all]
+    #[arg(long)]
+    pub threads: Option<NonZeroUsize>,
+    /// Memory of each engine for activations of the frozen layers that later epochs use again [default: 256MiB]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub trunk_cache: Option<u64>,
+    /// Memory of each device for engines and jobs, such as 8GiB [default: what it has free at the start]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub memory: Option<u64>,
+    /// Take jobs, and start none
+    #[arg(long)]
+    pub hold: bool,
+}

@@ -1,0 +1,90 @@
+//! The engine process: loads what it is told, proves the device, then carries out commands until its parent is gone.
+//!
+//! Never keeps anything of the parent's beyond the folder that it was handed, which it only reads but for compiled kernels.
+
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream as StdStream;
+
+use anyhow::{Context as _, bail};
+use nodus_protocol::frame::{FrameReader, FrameWriter};
+use nodus_protocol::wire::{Grants, serve as serve_wire};
+use tokio::io::BufReader;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+
+use super::words::{Facts, FromEngine, Load, ToEngine, Vitals};
+use crate::app::Surroundings;
+use crate::error::exit_code;
+use crate::process::handover;
+use crate::process::socket::{inherited, split};
+use crate::run::choice::choose;
+use crate::run::device::{Device, Rig};
+use crate::run::inputs::OpenModel;
+use crate::store::Store;
+
+type Reader = FrameReader<BufReader<OwnedReadHalf>>;
+type Writer = FrameWriter<OwnedWriteHalf>;
+
+/// Serves the parent at standard input (commands) and standard output (all else) until it is gone.
+///
+/// # Errors
+/// Ours: the process cannot be set up, or the parent is not understood.
+pub(crate) fn serve(surroundings: &Surroundings) -> anyhow::Result<()> {
+    let commands = inherited(io::stdin().as_fd())?;
+    let control = StdStream::from(io::stdout().as_fd().try_clone_to_owned()?);
+    let dir = handover::take(&control).context("an engine process is started by its parent, which hands it a folder")?;
+    let store = Store::open_to_read(dir)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(work(&store, surroundings, commands, control))
+}
+
+async fn work(store: &Store, surroundings: &Surroundings, commands: StdStream, control: StdStream) -> anyhow::Result<()> {
+    let (reader, writer) = split(control)?;
+    let (mut reader, mut writer) = (FrameReader::new(BufReader::new(reader), u64::from(u32::MAX)), FrameWriter::new(writer));
+    let Some(ToEngine::Load(load)) = reader.next().await? else { bail!("the parent did not say what to load") };
+    // Nothing else goes on in this process until the model is there.
+    let (device, facts) = match device(store, surroundings, &load) {
+        Ok(loaded) => loaded,
+        Err(error) => {
+            let (text, is_users) = (format!("{error:#}"), exit_code(&error) == 2);
+            return Ok(writer.send(&FromEngine::Refused { text, is_users }).await?);
+        }
+    };
+    let (command_reader, command_writer) = split(commands)?;
+    let serving = serve_wire(command_reader, command_writer, device.client(), Grants::whole(), u64::from(u32::MAX));
+    writer.send(&FromEngine::Ready(Box::new(facts))).await?;
+    tokio::select! {
+        ended = serving => ended.context("serving the parent's commands"),
+        ended = answer(&device, &mut reader, &mut writer) => ended,
+    }
+}
+
+fn device(store: &Store, surroundings: &Surroundings, load: &Load) -> anyhow::Result<(Device, Facts)> {
+    let surroundings = Surroundings { devices: load.environment.clone(), ..surroundings.clone() };
+    let model = OpenModel::open(store, &load.model)?;
+    let chosen = choose(store, &surroundings, (load.device.device, load.device.dtype), std::iter::once(&model))?;
+    let rig = Rig { chosen: &chosen, args: load.device, buffer_bytes_max: load.buffer_bytes_max, expected: None };
+    let device = Device::start(std::iter::once(&model), rig)?;
+    let facts = Facts { slot: device.slot(&model)?, class: device.class(&model), device: chosen.name() };
+    Ok((device, facts))
+}
+
+/// Answers until the parent is gone.
+async fn answer(device: &Device, reader: &mut Reader, writer: &mut Writer) -> anyhow::Result<()> {
+    while let Some(words) = reader.next().await? {
+        let answer = match words {
+            ToEngine::Load(_) => bail!("the parent said twice what to load"),
+            ToEngine::Forget(job) => {
+                let (bytes, device_ns) = device.handle().take(job);
+                FromEngine::Used(job, Box::new(bytes), device_ns)
+            }
+            ToEngine::Ping => {
+                let handle = device.handle();
+                let busy_ms = u64::try_from(handle.busy().as_millis()).unwrap_or(u64::MAX);
+                FromEngine::Lives(Box::new(Vitals { counts: handle.counts(), busy_ms, device_ns: handle.device_ns() }))
+            }
+        };
+        writer.send(&answer).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,215 @@
+//! An engine process as its parent has it: started, spoken to, watched, and ended.
+//!
+//! Never hides that it died: whoever waits for it is told, and what its jobs held of the device went with it.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use cap_std::fs::Dir;
+use nodus_engine::JobBytes;
+use nodus_protocol::frame::{FrameReader, FrameWriter};
+use nodus_protocol::wire::connect;
+use nodus_protocol::{Client, JobSlot};
+use nodus_sandbox::services::{Text, Trunk};
+use tokio::io::BufReader;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
+
+use super::words::{Facts, FromEngine, Load, ToEngine, Vitals};
+use crate::cli::DeviceArgs;
+use crate::cuda::DeviceEnv;
+use crate::error::user;
+use crate::name::Name;
+use crate::process::fate::Fate;
+use crate::process::handover;
+use crate::process::socket::{listen, split};
+use crate::process::spawn::{Ends, spawn};
+use crate::run::device::Class;
+use crate::run::inputs::OpenModel;
+use crate::run::services::HostText;
+
+/// Words for the process that may wait.
+const LINK_QUEUE: usize = 64;
+
+/// What an engine process is set up with.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    pub(crate) model: Name,
+    pub(crate) device: DeviceArgs,
+    /// Bytes of its buffers at most: all but the weights.
+    pub(crate) buffer_bytes_max: u64,
+    pub(crate) environment: DeviceEnv,
+    pub(crate) watch: Watch,
+}
+
+/// How long a process may take before it counts as one that hangs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Watch {
+    /// Until it has loaded its model and proven its device.
+    pub(crate) start: Duration,
+    /// Without a word; it is asked for one four times as often.
+    pub(crate) silence: Duration,
+    /// At one pass, or one other command.
+    pub(crate) pass: Duration,
+}
+
+/// A running engine process.
+pub(crate) struct Process {
+    client: Client,
+    link: mpsc::Sender<ToEngine>,
+    facts: Facts,
+    board: Arc<Board>,
+    fate: Arc<Fate>,
+}
+
+/// What was heard from it.
+struct Board {
+    vitals: Mutex<Vitals>,
+    /// Who waits for a job's figures.
+    asking: Mutex<BTreeMap<JobSlot, oneshot::Sender<(JobBytes, u64)>>>,
+    ended: watch::Sender<Option<String>>,
+}
+
+impl Board {
+    fn asking(&self) -> MutexGuard<'_, BTreeMap<JobSlot, oneshot::Sender<(JobBytes, u64)>>> {
+        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Process {
+    /// Starts a process with a model of a data folder, and waits until it takes commands.
+    ///
+    /// # Errors
+    /// Ours: the system starts no process, or it dies or hangs at its start. The operator's: the model or the device is not there.
+    pub(crate) async fn start(dir: &Dir, setup: &Setup) -> anyhow::Result<Self> {
+        let (command_stream, command_end) = StdStream::pair().context("making a socket")?;
+        let (control_stream, control_end) = StdStream::pair().context("making a socket")?;
+        let ends = Ends { input: OwnedFd::from(command_end), output: OwnedFd::from(control_end) };
+        let mut child = spawn("engine", &[], &[], ends).context("starting an engine process")?;
+        listen(&mut child, "an engine process").context("starting the thread that listens to an engine process")?;
+        let fate = Arc::new(Fate::new(child));
+        handover::give(&control_stream, dir).context("handing the data folder to an engine process")?;
+        let (reader, writer) = split(control_stream)?;
+        let (mut reader, mut writer) = (FrameReader::new(BufReader::new(reader), u64::from(u32::MAX)), FrameWriter::new(writer));
+        let Setup { model, device, buffer_bytes_max, environment, watch } = setup.clone();
+        // A process that is gone already is noticed where it is read.
+        drop(writer.send(&ToEngine::Load(Box::new(Load { model, device, buffer_bytes_max, environment }))).await);
+        let facts = match timeout(watch.start, reader.next()).await {
+            Ok(Ok(Some(FromEngine::Ready(facts)))) => *facts,
+            Ok(Ok(Some(FromEngine::Refused { text, is_users: true }))) => return Err(user(text)),
+            Ok(Ok(Some(FromEngine::Refused { text, .. }))) => bail!("an engine process could not start: {text}"),
+            Ok(_) => {
+                fate.seal(None);
+                bail!("an engine process did not start: it {}", fate.how());
+            }
+            Err(_) => bail!("an engine process was not ready after {} s", watch.start.as_secs()),
+        };
+        let (command_reader, command_writer) = split(command_stream)?;
+        let (client, carrying) = connect(command_reader, command_writer);
+        tokio::spawn(carrying);
+        let (link, outbox) = mpsc::channel(LINK_QUEUE);
+        let board = Arc::new(Board { vitals: Mutex::default(), asking: Mutex::default(), ended: watch::Sender::new(None) });
+        tokio::spawn(write(outbox, writer, watch));
+        tokio::spawn(read(reader, board.clone(), fate.clone(), watch));
+        Ok(Self { client, link, facts, board, fate })
+    }
+
+    /// The model that it holds, as jobs use it.
+    pub(crate) fn trunk(&self, model: &OpenModel) -> Trunk {
+        let text = model.text.clone().map(|text| Arc::new(HostText(text)) as Arc<dyn Text>);
+        Trunk { config: model.config.clone(), digest: model.digest, engine: self.client.clone(), slot: self.facts.slot, text }
+    }
+
+    /// What decides the bits of its results.
+    pub(crate) fn class(&self) -> &Class {
+        &self.facts.class
+    }
+
+    /// The device, as people call it.
+    pub(crate) fn device(&self) -> &str {
+        &self.facts.device
+    }
+
+    /// How it was when it was heard from last.
+    pub(crate) fn vitals(&self) -> Vitals {
+        self.board.vitals.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What a job that was dropped used of the device's memory, and its time in passes in nanoseconds. None where the process died: what the job
+    /// held is gone with it.
+    pub(crate) async fn forget(&self, job: JobSlot) -> Option<(JobBytes, u64)> {
+        let (asker, answer) = oneshot::channel();
+        self.board.asking().insert(job, asker);
+        if self.how_ended().is_some() {
+            self.board.asking().remove(&job);
+        }
+        drop(self.link.send(ToEngine::Forget(job)).await);
+        answer.await.ok()
+    }
+
+    /// How it ended, where it has.
+    pub(crate) fn how_ended(&self) -> Option<String> {
+        self.board.ended.borrow().clone()
+    }
+
+    /// Resolves when it has ended, with how.
+    pub(crate) async fn ended(&self) -> String {
+        let mut ended = self.board.ended.subscribe();
+        let how = ended.wait_for(Option::is_some).await.ok().and_then(|how| how.clone());
+        how.unwrap_or_else(|| "was lost".to_owned())
+    }
+
+    /// Ends it, and waits until it is gone.
+    pub(crate) async fn end(&self) {
+        self.fate.seal(None);
+        self.ended().await;
+    }
+}
+
+/// Passes words on, and asks for a word now and then. Ends when nobody has more to say, or nobody listens.
+async fn write(mut outbox: mpsc::Receiver<ToEngine>, mut writer: FrameWriter<OwnedWriteHalf>, watch: Watch) {
+    let mut pings = tokio::time::interval((watch.silence / 4).min(Duration::from_secs(1)));
+    loop {
+        let words = tokio::select! {
+            words = outbox.recv() => match words {
+                Some(words) => words,
+                None => return,
+            },
+            _ = pings.tick() => ToEngine::Ping,
+        };
+        if writer.send(&words).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Listens until the process ends, or must end.
+async fn read(mut reader: FrameReader<BufReader<OwnedReadHalf>>, board: Arc<Board>, fate: Arc<Fate>, watch: Watch) {
+    let reason = loop {
+        match timeout(watch.silence, reader.next()).await {
+            Ok(Ok(Some(FromEngine::Lives(vitals)))) => {
+                if u128::from(vitals.busy_ms) > watch.pass.as_millis() {
+                    break Some(format!("was at one pass for more than {} s and was ended", watch.pass.as_secs()));
+                }
+                *board.vitals.lock().unwrap_or_else(PoisonError::into_inner) = *vitals;
+            }
+            Ok(Ok(Some(FromEngine::Used(job, bytes, device_ns)))) => {
+                let asker = board.asking().remove(&job);
+                // Who asked may be gone.
+                drop(asker.map(|asker| asker.send((*bytes, device_ns))));
+            }
+            Ok(Ok(Some(_))) => break Some("said what no engine process says now and was ended".to_owned()),
+            Ok(Ok(None) | Err(_)) => break None,
+            Err(_) => break Some(format!("gave no sign of life for {} s and was ended", watch.silence.as_secs())),
+        }
+    };
+    fate.seal(reason);
+    let how = tokio::task::spawn_blocking(move || fate.how()).await.unwrap_or_else(|_| "was lost".to_owned());
+    board.ended.send_replace(Some(how));
+    board.asking().clear();
+}

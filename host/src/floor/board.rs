@@ -1,0 +1,194 @@
+//! What the floor knows of the moment: engines, jobs that run, and for how long others wait.
+//!
+//! Bookkeeping only; all of it may be lost, since it follows from the state and from what is seen.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nodus_protocol::{Digest, JobSlot};
+use nodus_schedule::{EngineId, Job, Shares, TrunkId};
+use nodus_state::{Change, CohortId, JobId, TenantId, What};
+use tokio::sync::watch;
+
+use super::engines::Engine;
+
+/// What is wished of a job that runs; a later one outweighs an earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Wish {
+    GoOn,
+    /// To end soon, and well.
+    Stop,
+    /// To make room, and be run again.
+    Pause,
+    /// To be cut off.
+    Cancel,
+}
+
+/// A job that was placed.
+#[derive(Clone)]
+pub(super) struct Run {
+    pub(super) tenant: TenantId,
+    pub(super) cohort: CohortId,
+    /// As the schedule sees it.
+    pub(super) numbers: Job,
+    pub(super) engine: EngineId,
+    pub(super) slot: JobSlot,
+    /// Time in passes that was counted so far.
+    pub(super) counted_ns: u64,
+    wish: Arc<watch::Sender<Wish>>,
+}
+
+impl Run {
+    pub(super) fn new((tenant, cohort): (TenantId, CohortId), numbers: Job, engine: EngineId, slot: JobSlot) -> Self {
+        Self { tenant, cohort, numbers, engine, slot, counted_ns: 0, wish: Arc::new(watch::Sender::new(Wish::GoOn)) }
+    }
+
+    pub(super) fn wishes(&self) -> watch::Receiver<Wish> {
+        self.wish.subscribe()
+    }
+
+    /// Wishes for this, where nothing stronger is wished for.
+    pub(super) fn wish(&self, wish: Wish) {
+        self.wish.send_if_modified(|so_far| {
+            let is_stronger = wish > *so_far;
+            *so_far = wish.max(*so_far);
+            is_stronger
+        });
+    }
+
+    pub(super) fn pause(&self) {
+        self.wish(Wish::Pause);
+    }
+
+    pub(super) fn is_pausing(&self) -> bool {
+        *self.wish.borrow() >= Wish::Pause
+    }
+}
+
+/// What may not be tried again before a time, and why.
+#[derive(Clone, Debug)]
+pub(super) struct Backoff {
+    /// Failures so far.
+    pub(super) count: u32,
+    pub(super) until: Instant,
+    pub(super) why: String,
+}
+
+/// All of it.
+#[derive(Default)]
+pub(super) struct Board {
+    pub(super) is_closing: bool,
+    pub(super) engines: BTreeMap<EngineId, Engine>,
+    pub(super) running: BTreeMap<JobId, Run>,
+    pub(super) shares: Shares,
+    /// Since when the patience of a job runs.
+    pub(super) aging: BTreeMap<JobId, Instant>,
+    /// Jobs that the host failed.
+    pub(super) jobs_later: BTreeMap<JobId, Backoff>,
+    /// Trunks whose engine could not be started.
+    pub(super) trunks_later: BTreeMap<TrunkId, Backoff>,
+    /// What the owners of waiting jobs were told.
+    pub(super) said: BTreeMap<JobId, String>,
+    /// Jobs whose owners asked them to stop.
+    pub(super) to_stop: Vec<JobId>,
+    trunks: Vec<Digest>,
+    cohorts: BTreeMap<CohortId, u64>,
+    cohorts_made: u64,
+    engines_made: u64,
+    slots_made: u32,
+}
+
+impl Board {
+    /// A change of the state.
+    pub(super) fn heard(&mut self, change: &Change) {
+        if change.what == What::Stop {
+            self.to_stop.extend(change.job);
+        }
+    }
+
+    /// A number for a trunk.
+    pub(super) fn trunk(&mut self, digest: Digest) -> TrunkId {
+        let known = self.trunks.iter().position(|known| *known == digest);
+        let place = known.unwrap_or_else(|| {
+            self.trunks.push(digest);
+            self.trunks.len() - 1
+        });
+        TrunkId(u32::try_from(place).unwrap_or(u32::MAX))
+    }
+
+    /// A number that the members of a cohort share and nobody else has.
+    pub(super) fn cohort(&mut self, cohort: CohortId) -> u64 {
+        *self.cohorts.entry(cohort).or_insert_with(|| {
+            self.cohorts_made += 1;
+            self.cohorts_made
+        })
+    }
+
+    pub(super) fn next_engine(&mut self) -> EngineId {
+        self.engines_made += 1;
+        EngineId(self.engines_made)
+    }
+
+    /// A number that no job of the floor had before.
+    pub(super) fn next_slot(&mut self) -> JobSlot {
+        self.slots_made += 1;
+        JobSlot(self.slots_made)
+    }
+
+    /// A job leaves the engine that it was placed in.
+    pub(super) fn leave(&mut self, job: JobId) -> Option<Run> {
+        let run = self.running.remove(&job)?;
+        if !self.running.values().any(|other| other.cohort == run.cohort) {
+            self.cohorts.remove(&run.cohort);
+        }
+        if !self.running.values().any(|other| other.engine == run.engine)
+            && let Some(engine) = self.engines.get_mut(&run.engine)
+        {
+            engine.idle_since = Some(Instant::now());
+        }
+        Some(run)
+    }
+
+    /// Counts time in passes of a job that runs, given what it has in all.
+    pub(super) fn count(&mut self, slot: JobSlot, device_ns: u64) {
+        let Some(run) = self.running.values_mut().find(|run| run.slot == slot) else { return };
+        let more = device_ns.saturating_sub(run.counted_ns);
+        run.counted_ns += more;
+        let tenant = super::scene::tenant_of(run.tenant);
+        self.shares.charge(tenant, more);
+    }
+}
+
+impl Backoff {
+    /// One failure more.
+    pub(super) fn after(before: Option<&Self>, first: Duration, why: String) -> Self {
+        const DOUBLINGS_MAX: u32 = 6;
+        let count = before.map_or(1, |before| before.count + 1);
+        Self { count, until: Instant::now() + first * 2_u32.pow((count - 1).min(DOUBLINGS_MAX)), why }
+    }
+
+    /// How long it still holds; none where it does not.
+    pub(super) fn left(&self) -> Option<Duration> {
+        self.until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::Backoff;
+
+    #[test]
+    fn each_failure_doubles_the_wait_up_to_a_minute_or_so() {
+        let first = Backoff::after(None, Duration::from_secs(1), "why".into());
+        assert!(first.left().unwrap() <= Duration::from_secs(1));
+        let mut last = first;
+        for _ in 0..20 {
+            last = Backoff::after(Some(&last), Duration::from_secs(1), "why".into());
+        }
+        let left = last.left().unwrap();
+        assert!(left > Duration::from_secs(60) && left <= Duration::from_secs(64), "{left:?}");
+    }
+}

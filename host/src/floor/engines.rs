@@ -1,0 +1,148 @@
+//! The floor's engine processes, from their start to their end.
+//!
+//! Never gives a job an engine that is not ready.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use nodus_schedule::{EngineId, Lane, NewEngine};
+use tokio::sync::watch;
+
+use super::Shared;
+use super::board::Backoff;
+use super::homes::Homes;
+use super::options::Place;
+use crate::cli::DeviceArgs;
+use crate::engine::{Process, Setup};
+use crate::run::inputs::OpenModel;
+use crate::run::neighbours::Neighbours;
+
+/// How far an engine is.
+#[derive(Clone)]
+pub(super) enum Stage {
+    Starting,
+    Ready(Arc<Process>),
+    /// How it ended, or why it did not start.
+    Gone(String),
+}
+
+/// An engine of the floor.
+#[derive(Clone)]
+pub(super) struct Engine {
+    pub(super) numbers: NewEngine,
+    pub(super) stage: watch::Receiver<Stage>,
+    pub(super) is_stopping: bool,
+    /// Since when no job has been in it.
+    pub(super) idle_since: Option<Instant>,
+    pub(super) neighbours: Arc<Neighbours>,
+    pub(super) homes: Arc<Homes>,
+}
+
+impl Engine {
+    /// Waits until it takes jobs.
+    ///
+    /// # Errors
+    /// Why it never will.
+    pub(super) async fn ready(&self) -> Result<Arc<Process>, String> {
+        let mut stage = self.stage.clone();
+        match stage.wait_for(|stage| !matches!(stage, Stage::Starting)).await.as_deref() {
+            Ok(Stage::Ready(process)) => Ok(process.clone()),
+            Ok(Stage::Gone(why)) => Err(why.clone()),
+            Ok(Stage::Starting) | Err(_) => Err("was given up".to_owned()),
+        }
+    }
+
+    /// Its process, where it takes jobs.
+    pub(super) fn process(&self) -> Option<Arc<Process>> {
+        match &*self.stage.borrow() {
+            Stage::Ready(process) => Some(process.clone()),
+            _ => None,
+        }
+    }
+
+    pub(super) fn idle(&self) -> Duration {
+        self.idle_since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// Ends it, and the guests in it, and waits until they are gone.
+    pub(super) async fn end(&self) {
+        self.homes.end().await;
+        if let Ok(process) = self.ready().await {
+            process.end().await;
+        }
+    }
+}
+
+/// Starts an engine with a model, and enters it; it takes jobs when it is ready.
+pub(super) fn start(shared: &Arc<Shared>, numbers: NewEngine, model: Arc<OpenModel>) -> EngineId {
+    let (teller, stage) = watch::channel(Stage::Starting);
+    let homes = Arc::new(Homes::new(shared.settings, shared.options.guest_threads, shared.options.terms));
+    let (neighbours, idle_since) = (Arc::default(), Some(Instant::now()));
+    let engine = Engine { numbers, stage, is_stopping: false, idle_since, neighbours, homes };
+    let id = {
+        let mut board = shared.board();
+        let id = board.next_engine();
+        board.engines.insert(id, engine);
+        id
+    };
+    tokio::spawn(live(shared.clone(), id, numbers, model, teller));
+    id
+}
+
+/// The life of an engine.
+async fn live(shared: Arc<Shared>, id: EngineId, numbers: NewEngine, model: Arc<OpenModel>, teller: watch::Sender<Stage>) {
+    let how = match begin(&shared, numbers, &model).await {
+        Ok(process) => {
+            let process = Arc::new(process);
+            tracing::info!(engine = id.0, model = %model.name, device = process.device(), lane = ?numbers.lane, "an engine is ready");
+            shared.board().trunks_later.remove(&numbers.trunk);
+            teller.send_replace(Stage::Ready(process.clone()));
+            shared.wake.notify_one();
+            process.ended().await
+        }
+        Err(error) => {
+            let why = format!("{error:#}");
+            tracing::error!(engine = id.0, model = %model.name, "an engine did not start: {why}");
+            let mut board = shared.board();
+            let again = Backoff::after(board.trunks_later.get(&numbers.trunk), shared.options.backoff, why.clone());
+            board.trunks_later.insert(numbers.trunk, again);
+            why
+        }
+    };
+    let is_meant = shared.board().engines.remove(&id).is_some_and(|engine| engine.is_stopping);
+    if is_meant {
+        tracing::info!(engine = id.0, "an engine was stopped");
+    } else {
+        tracing::error!(engine = id.0, model = %model.name, "an engine process {how}");
+    }
+    teller.send_replace(Stage::Gone(how));
+    shared.wake.notify_one();
+}
+
+async fn begin(shared: &Shared, numbers: NewEngine, model: &OpenModel) -> anyhow::Result<Process> {
+    let place = place(shared, numbers)?;
+    let weights = shared.cellar.weight_bytes(model, &shared.options.device, place.device);
+    let setup = Setup {
+        model: model.name.clone(),
+        device: DeviceArgs { device: Some(place.device), ..shared.options.device },
+        buffer_bytes_max: place.memory_bytes.saturating_sub(weights),
+        environment: shared.options.environment.clone(),
+        watch: shared.options.watch,
+    };
+    Process::start(&shared.store.dir()?, &setup).await
+}
+
+fn place(shared: &Shared, numbers: NewEngine) -> anyhow::Result<Place> {
+    let place = shared.options.places.get(numbers.device.0 as usize).copied();
+    place.context("the schedule named a device that there is not")
+}
+
+/// As receipts write it.
+pub(super) fn lane_name(lane: Lane) -> &'static str {
+    match lane {
+        Lane::Fused => "fused",
+        Lane::Mps => "mps",
+        Lane::Solo => "solo",
+    }
+}

@@ -1,0 +1,179 @@
+//! The floor: where the service's jobs run. It asks what is to be done (`nodus_schedule`), and does it.
+//!
+//! Decides nothing itself, and keeps nothing that a restart may not lose: what must last is in `nodus_state`.
+
+mod attempt;
+mod board;
+mod cellar;
+mod engines;
+mod homes;
+mod obey;
+mod options;
+mod scene;
+mod settle;
+mod transcript;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use nodus_protocol::Digest;
+use nodus_sandbox::{Limits, Sandbox, SandboxOptions};
+use nodus_state::{Claim, State, What};
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+use crate::app::Surroundings;
+use crate::books::Books;
+use crate::cli::{DeviceArgs, FloorArgs, SandboxArgs};
+use crate::guest::{Terms, Workshop};
+use crate::store::Store;
+
+use board::Board;
+use cellar::Cellar;
+use options::{Options, Place};
+
+/// How long changes are gathered before it is decided again.
+const GATHER: Duration = Duration::from_millis(20);
+/// How long an engine may take to end when the floor is closed.
+const END: Duration = Duration::from_secs(5);
+/// How often it is decided though nothing changed: patience and idle times run on.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Memory of each engine's trunk cache, where the operator does not say.
+const TRUNK_CACHE_BYTES: u64 = 256 << 20;
+
+/// What the floor works with.
+struct Parts {
+    state: Arc<State>,
+    store: Arc<Store>,
+    workshop: Arc<Workshop>,
+    /// Of the sandbox that the workshop compiles for.
+    settings: Digest,
+    options: Options,
+}
+
+/// The floor, at work until it is closed.
+pub(crate) struct Floor {
+    shared: Arc<Shared>,
+    runner: JoinHandle<()>,
+}
+
+/// What its tasks share.
+struct Shared {
+    state: Arc<State>,
+    store: Arc<Store>,
+    settings: Digest,
+    books: Mutex<Books>,
+    cellar: Cellar,
+    options: Options,
+    board: Mutex<Board>,
+    /// Something changed.
+    wake: Notify,
+}
+
+impl Shared {
+    fn board(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Floor {
+    /// The floor of a service, as its operator wants it; none where jobs are to wait.
+    ///
+    /// # Errors
+    /// The operator's: a device is not there. Ours: the state or the data folder refuses.
+    pub(crate) fn of_service(
+        (store, state): (Arc<Store>, Arc<State>),
+        surroundings: &Surroundings,
+        args: &FloorArgs,
+        sandbox: SandboxArgs,
+    ) -> anyhow::Result<Option<Self>> {
+        if args.hold {
+            return Ok(None);
+        }
+        let terms = Terms::from(sandbox);
+        let device = DeviceArgs {
+            device: None,
+            dtype: args.dtype,
+            threads: args.threads,
+            trunk_cache: Some(args.trunk_cache.unwrap_or(TRUNK_CACHE_BYTES)),
+            memory: None,
+        };
+        let places = options::places(surroundings, &args.devices, args.memory)?;
+        let options = Options::new(places, device, surroundings.devices.clone(), terms)?;
+        let sandbox = Sandbox::new(SandboxOptions { upload: Limits::DEFAULT })?;
+        let workshop = Arc::new(Workshop::open(&store, &sandbox, terms)?);
+        Self::open(Parts { state, store, workshop, settings: sandbox.settings(), options }).map(Some)
+    }
+
+    /// Puts jobs that ran when the service ended back into the queue, and begins.
+    ///
+    /// # Errors
+    /// Ours: the state or the books refuse.
+    fn open(parts: Parts) -> anyhow::Result<Self> {
+        let Parts { state, store, workshop, settings, options } = parts;
+        for running in state.running().context("reading the jobs that ran")? {
+            let claim = Claim { job: running.job, attempt: running.attempt };
+            state.requeue(&claim, "the service was started again").context("putting a job back into the queue")?;
+        }
+        let books = Mutex::new(Books::open(store.dir()?)?);
+        let cellar = Cellar::new(state.clone(), store.clone(), workshop);
+        let (board, wake) = (Mutex::default(), Notify::new());
+        let shared = Arc::new(Shared { state: state.clone(), store, settings, books, cellar, options, board, wake });
+        let listener = Arc::downgrade(&shared);
+        state.listen(move |change| {
+            if change.what != What::Events
+                && let Some(shared) = listener.upgrade()
+            {
+                shared.board().heard(change);
+                shared.wake.notify_one();
+            }
+        });
+        let runner = tokio::spawn(work(shared.clone()));
+        Ok(Self { shared, runner })
+    }
+
+    /// Starts no more jobs, waits for those that run as long as this, and ends the others: they are run again when the service is.
+    pub(crate) async fn close(self, grace: Duration) {
+        let Self { shared, runner } = self;
+        shared.board().is_closing = true;
+        let is_empty = async {
+            while !shared.board().running.is_empty() {
+                tokio::time::sleep(GATHER).await;
+            }
+        };
+        if tokio::time::timeout(grace, is_empty).await.is_err() {
+            shared.board().running.values().for_each(board::Run::pause);
+            while !shared.board().running.is_empty() {
+                tokio::time::sleep(GATHER).await;
+            }
+        }
+        runner.abort();
+        let engines: Vec<_> = shared.board().engines.values().cloned().collect();
+        for engine in engines {
+            // One that still loads its model ends by itself when this process is gone.
+            drop(tokio::time::timeout(END, engine.end()).await);
+        }
+    }
+}
+
+/// Decides and obeys, again and again.
+async fn work(shared: Arc<Shared>) {
+    loop {
+        if let Err(error) = step(&shared).await {
+            tracing::error!("the floor: {error:#}");
+        }
+        tokio::select! {
+            () = shared.wake.notified() => tokio::time::sleep(GATHER).await,
+            () = tokio::time::sleep(TICK) => {}
+        }
+    }
+}
+
+async fn step(shared: &Arc<Shared>) -> anyhow::Result<()> {
+    let looker = shared.clone();
+    let look = move || scene::look(&looker).map(|view| (nodus_schedule::decide(&view.scene), view));
+    let (plan, view) = tokio::task::spawn_blocking(look).await.context("looking at the queue")??;
+    obey::obey(shared, &plan, view).await
+}

@@ -1,0 +1,127 @@
+//! Does what the schedule decided: engines are started and stopped, jobs begun, owners told why they wait.
+//!
+//! Waits for nothing that takes long; what it begins goes on by itself.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use nodus_schedule::{EngineId, Plan, Seat};
+use nodus_state::{Finish, JobId, Outcome, Stop};
+
+use super::Shared;
+use super::attempt::attempt;
+use super::board::{Board, Run, Wish};
+use super::engines::{self, Stage};
+use super::scene::View;
+
+/// Obeys a plan that was made for this view.
+///
+/// # Errors
+/// Ours: the state refuses.
+pub(super) async fn obey(shared: &Arc<Shared>, plan: &Plan, view: View) -> anyhow::Result<()> {
+    for engine in &plan.stop {
+        stop(shared, *engine);
+    }
+    pause(&shared.board(), plan);
+    let started = start(shared, plan, &view);
+    place(shared, plan, &view, &started);
+    let reasons = reasons(&mut shared.board(), plan, &view);
+    let to_stop = std::mem::take(&mut shared.board().to_stop);
+    let teller = shared.clone();
+    let tell = move || tell(&teller, &reasons, &view.hopeless, &to_stop);
+    tokio::task::spawn_blocking(tell).await.context("telling owners")?
+}
+
+fn stop(shared: &Arc<Shared>, id: EngineId) {
+    let Some(engine) = shared.board().engines.get_mut(&id).map(|engine| {
+        engine.is_stopping = true;
+        engine.clone()
+    }) else {
+        return;
+    };
+    tokio::spawn(async move { engine.end().await });
+}
+
+fn pause(board: &Board, plan: &Plan) {
+    let paused = board.running.values().filter(|run| plan.pause.contains(&run.numbers.id));
+    paused.for_each(Run::pause);
+}
+
+/// Starts engines; their numbers, in the order of the plan.
+fn start(shared: &Arc<Shared>, plan: &Plan, view: &View) -> Vec<Option<EngineId>> {
+    let model = |seat: usize| {
+        let first = plan.place.iter().find(|placed| placed.seat == Seat::New(seat))?;
+        view.waiting.get(&first.job).map(|waiting| waiting.model.clone())
+    };
+    (0..).zip(&plan.start).map(|(seat, numbers)| Some(engines::start(shared, *numbers, model(seat)?))).collect()
+}
+
+/// Begins jobs, each in its engine.
+fn place(shared: &Arc<Shared>, plan: &Plan, view: &View, started: &[Option<EngineId>]) {
+    for placed in &plan.place {
+        let engine = match placed.seat {
+            Seat::Engine(id) => Some(id),
+            Seat::New(place) => started.get(place).copied().flatten(),
+        };
+        let (Some(id), Some(waiting)) = (engine, view.waiting.get(&placed.job)) else { continue };
+        let mut board = shared.board();
+        let slot = board.next_slot();
+        // An engine that died meanwhile takes nobody; the next decision finds another place.
+        let Some(engine) = board.engines.get_mut(&id) else { continue };
+        engine.idle_since = None;
+        let engine = engine.clone();
+        let run = Run::new((waiting.tenant, waiting.cohort), waiting.numbers, id, slot);
+        board.running.insert(waiting.job, run.clone());
+        board.aging.remove(&waiting.job);
+        drop(board);
+        tokio::spawn(attempt(shared.clone(), waiting.job, run, engine));
+    }
+}
+
+/// What owners are to be told that they were not told yet. Patience is counted on the way.
+fn reasons(board: &mut Board, plan: &Plan, view: &View) -> Vec<(JobId, String)> {
+    let mut reasons: BTreeMap<JobId, String> = view.aside.iter().cloned().collect();
+    let mut aging = BTreeMap::new();
+    for wait in &plan.wait {
+        let Some(waiting) = view.waiting.get(&wait.job) else { continue };
+        if wait.ages {
+            aging.insert(waiting.job, board.aging.get(&waiting.job).copied().unwrap_or_else(Instant::now));
+        }
+        reasons.insert(waiting.job, wait.reason.to_string());
+    }
+    board.aging = aging;
+    for (job, run) in &board.running {
+        let is_starting = board.engines.get(&run.engine).is_some_and(|engine| matches!(*engine.stage.borrow(), Stage::Starting));
+        if is_starting {
+            reasons.insert(*job, "its engine is being started".to_owned());
+        }
+    }
+    let news = reasons.iter().filter(|(job, reason)| board.said.get(*job) != Some(*reason));
+    let news = news.map(|(job, reason)| (*job, reason.clone())).collect();
+    board.said = reasons;
+    news
+}
+
+/// Writes to the state what follows from it. Blocks.
+fn tell(shared: &Shared, reasons: &[(JobId, String)], hopeless: &[(JobId, String)], to_stop: &[JobId]) -> anyhow::Result<()> {
+    shared.state.say_why(reasons).context("saying why jobs wait")?;
+    for job in to_stop {
+        let Ok(Some(stop)) = shared.state.stop_of(*job) else { continue };
+        let wish = match stop {
+            Stop::Stop => Wish::Stop,
+            Stop::Cancel => Wish::Cancel,
+        };
+        shared.board().running.get(job).into_iter().for_each(|run| run.wish(wish));
+    }
+    for (job, why) in hopeless {
+        // Its owner may have been quicker and cancelled it.
+        let Ok(claims) = shared.state.claim(&[*job], "nowhere") else { continue };
+        let finish = Finish { outcome: Outcome::Failed, message: Some(why), receipt: None, artifacts: &[], events: &[], device_ms: 0 };
+        for claim in claims {
+            shared.state.finish(&claim, &finish).context("ending a job that cannot run")?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! The queue and the floor as the schedule sees them: numbers.
+//!
+//! Changes nothing but what is counted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use nodus_schedule::{self as schedule, Device, DeviceId, Engine, Job, Scene, State as Progress, Tenant, Trunk};
+use nodus_state::{CohortId, JobId, Priority, Queued, TenantId};
+
+use super::Shared;
+use super::board::Board;
+use crate::error::exit_code;
+use crate::run::inputs::OpenModel;
+
+/// What was seen.
+pub(super) struct View {
+    pub(super) scene: Scene,
+    /// The waiting jobs of the scene.
+    pub(super) waiting: BTreeMap<schedule::JobId, Waiting>,
+    /// Jobs that are not in the scene, and why they wait.
+    pub(super) aside: Vec<(JobId, String)>,
+    /// Jobs that can never run, and why.
+    pub(super) hopeless: Vec<(JobId, String)>,
+}
+
+/// A waiting job.
+#[derive(Clone)]
+pub(super) struct Waiting {
+    pub(super) job: JobId,
+    pub(super) tenant: TenantId,
+    pub(super) cohort: CohortId,
+    pub(super) numbers: Job,
+    pub(super) model: Arc<OpenModel>,
+}
+
+/// A tenant's number.
+pub(super) fn tenant_of(tenant: TenantId) -> schedule::TenantId {
+    schedule::TenantId(tenant.number())
+}
+
+/// Looks. Blocks: the state is read, and models that were not looked at before.
+pub(super) fn look(shared: &Shared) -> anyhow::Result<View> {
+    let queued = shared.state.queued().context("reading the queue")?;
+    let tenants = shared.state.tenants().context("reading the tenants")?;
+    let models = models(shared, &queued);
+    let mut board = shared.board();
+    count(&mut board);
+    let known: BTreeSet<JobId> = queued.iter().map(|job| job.job).chain(board.running.keys().copied()).collect();
+    board.jobs_later.retain(|job, _| known.contains(job));
+    let mut view = View { scene: still(shared, &board), waiting: BTreeMap::new(), aside: Vec::new(), hopeless: Vec::new() };
+    let mut lengths: BTreeMap<TenantId, usize> = BTreeMap::new();
+    for ((order, job), model) in (0..).zip(&queued).zip(&models) {
+        if board.is_closing || board.running.contains_key(&job.job) {
+            continue;
+        }
+        match model {
+            Err(error) if exit_code(error) == 2 => view.hopeless.push((job.job, error.to_string())),
+            Err(error) => view.aside.push((job.job, aside(job, error))),
+            Ok(model) => enter(shared, &mut board, &mut view, (order, job, model), &mut lengths),
+        }
+    }
+    let present: BTreeSet<schedule::TenantId> = view.scene.jobs.iter().map(|job| job.tenant).collect();
+    board.shares.present(&present);
+    view.scene.trunks = trunks(shared, &mut board, models.iter().flatten());
+    let running_ms =
+        |of: TenantId| board.running.values().filter(|run| run.tenant == of).map(|run| run.counted_ns).sum::<u64>() / 1_000_000;
+    let tenant = |tenant: &nodus_state::Tenant| {
+        let (id, most) = (tenant_of(tenant.id), |bound: Option<u64>| bound.unwrap_or(u64::MAX));
+        let nodus_state::Quota { running_jobs, device_bytes, device_ms, .. } = tenant.quota;
+        let quota = schedule::Quota { running_jobs: most(running_jobs), device_ms: most(device_ms), device_bytes: most(device_bytes) };
+        Tenant { id, virtual_ns: board.shares.of(id), device_ms: tenant.device_ms + running_ms(tenant.id), quota }
+    };
+    view.scene.tenants = tenants.iter().map(tenant).collect();
+    Ok(view)
+}
+
+/// The model of each waiting job.
+fn models(shared: &Shared, queued: &[Queued]) -> Vec<anyhow::Result<Arc<OpenModel>>> {
+    queued.iter().map(|job| shared.cellar.model(&job.spec.model)).collect()
+}
+
+/// An error of ours that may pass; the owner is not told more.
+fn aside(job: &Queued, error: &anyhow::Error) -> String {
+    tracing::error!(job = %job.job, "a job's model cannot be opened: {error:#}");
+    format!("model `{}` cannot be opened by the host; it tries again", job.spec.model.name)
+}
+
+/// Counts the time in passes of all that run.
+fn count(board: &mut Board) {
+    let processes: Vec<_> = board.engines.values().filter_map(super::engines::Engine::process).collect();
+    for process in processes {
+        for (slot, device_ns) in process.vitals().device_ns {
+            board.count(slot, device_ns);
+        }
+    }
+}
+
+/// Devices, engines and running jobs.
+fn still(shared: &Shared, board: &Board) -> Scene {
+    let device = |(id, place): (u32, &super::Place)| Device { id: DeviceId(id), memory_bytes: place.memory_bytes };
+    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let engine = |(id, engine): (&schedule::EngineId, &super::engines::Engine)| {
+        let schedule::NewEngine { device, trunk, lane } = engine.numbers;
+        Engine { id: *id, device, trunk, lane, is_stopping: engine.is_stopping, idle_ms: ms(engine.idle()) }
+    };
+    let job =
+        |run: &super::board::Run| Job { state: Progress::Running { engine: run.engine, is_pausing: run.is_pausing() }, ..run.numbers };
+    Scene {
+        devices: (0..).zip(&shared.options.places).map(device).collect(),
+        trunks: Vec::new(),
+        engines: board.engines.iter().map(engine).collect(),
+        tenants: Vec::new(),
+        jobs: board.running.values().map(job).collect(),
+        rules: shared.options.rules,
+    }
+}
+
+/// Takes a waiting job into the view, or leaves it aside with the reason.
+fn enter(
+    shared: &Shared,
+    board: &mut Board,
+    view: &mut View,
+    (order, queued, model): (u64, &Queued, &Arc<OpenModel>),
+    lengths: &mut BTreeMap<TenantId, usize>,
+) {
+    let trunk = board.trunk(model.digest);
+    let later = board.jobs_later.get(&queued.job).or_else(|| board.trunks_later.get(&trunk));
+    if let Some((later, left)) = later.and_then(|later| Some((later, later.left()?))) {
+        view.aside.push((queued.job, format!("the host failed it and tries again in {} s: {}", left.as_secs() + 1, later.why)));
+        return;
+    }
+    let length = lengths.entry(queued.tenant).or_default();
+    *length += 1;
+    if *length > shared.options.window {
+        view.aside.push((queued.job, format!("waiting behind {} of your own jobs", *length - 1)));
+        return;
+    }
+    let aged = board.aging.get(&queued.job).map_or(Duration::ZERO, Instant::elapsed);
+    // Told to age is aging, be it since a moment ago.
+    let aged_ms = if board.aging.contains_key(&queued.job) { u64::try_from(aged.as_millis()).unwrap_or(u64::MAX).max(1) } else { 0 };
+    let numbers = Job {
+        id: schedule::JobId(queued.job.as_u128()),
+        tenant: tenant_of(queued.tenant),
+        order,
+        cohort: Some(cohort_of(queued.cohort)),
+        trunk,
+        lane: lane(queued.spec.lane),
+        priority: match queued.priority {
+            Priority::High => schedule::Priority::High,
+            Priority::Low => schedule::Priority::Low,
+        },
+        adapter_bytes: queued.spec.device_bytes(),
+        activation_bytes: queued.spec.activation_bytes(),
+        state: Progress::Waiting { aged_ms },
+    };
+    view.scene.jobs.push(numbers);
+    view.waiting
+        .insert(numbers.id, Waiting { job: queued.job, tenant: queued.tenant, cohort: queued.cohort, numbers, model: model.clone() });
+}
+
+fn cohort_of(cohort: CohortId) -> schedule::CohortId {
+    schedule::CohortId(cohort.as_u128())
+}
+
+fn lane(lane: nodus_state::Lane) -> schedule::Lane {
+    match lane {
+        nodus_state::Lane::Fused => schedule::Lane::Fused,
+        nodus_state::Lane::Mps => schedule::Lane::Mps,
+        nodus_state::Lane::Solo => schedule::Lane::Solo,
+    }
+}
+
+/// What engines take, of every trunk that somebody names. Where devices differ, the most.
+fn trunks<'a>(shared: &Shared, board: &mut Board, waiting: impl Iterator<Item = &'a Arc<OpenModel>>) -> Vec<Trunk> {
+    let places = &shared.options.places;
+    let most = |model: &OpenModel| {
+        let bytes = places.iter().map(|place| shared.cellar.engine_bytes(model, &shared.options.device, place.device));
+        bytes.max().unwrap_or(0)
+    };
+    let models: BTreeMap<_, Arc<OpenModel>> = waiting.cloned().chain(shared.cellar.models()).map(|model| (model.digest, model)).collect();
+    models.values().map(|model| Trunk { id: board.trunk(model.digest), engine_bytes: most(model) }).collect()
+}

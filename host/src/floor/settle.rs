@@ -1,0 +1,206 @@
+//! What becomes of a job after an attempt: its receipt and files are kept, or it goes back into the queue.
+//!
+//! Never keeps half of a result: all of it is one transaction.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use cap_std::fs::Dir;
+use nodus_state::{Claim, Finish, Kept as Blob, Outcome, StateError, Work};
+
+use super::Shared;
+use super::board::Backoff;
+use crate::books::Account;
+use crate::error::exit_code;
+use crate::receipt;
+use crate::run::conclude::{Kept, Office, Status, conclude, enter};
+use crate::run::crew::{Fared, Post};
+use crate::store::{Workspace, copy};
+
+/// How often a settlement is tried that the disk refuses.
+const TRIES: u32 = 5;
+
+/// Attempts at one job, whatever ended them.
+const ATTEMPTS_MAX: u64 = 100;
+
+/// An attempt that ended.
+pub(super) struct Attempted {
+    pub(super) work: Work,
+    pub(super) post: Post,
+    pub(super) fared: Fared,
+    pub(super) ending: Ending,
+    /// Time in passes.
+    pub(super) device_ns: u64,
+    pub(super) lane: &'static str,
+    /// The job's folder; it goes with this.
+    pub(super) workspace: Workspace,
+}
+
+/// How it ended.
+pub(super) enum Ending {
+    /// The job came to an end.
+    Over,
+    /// It made room.
+    Paused,
+    /// Its guest process died, which may be its own doing.
+    GuestProcess(String),
+    /// The host failed it.
+    HostFault(String),
+    /// It told something else than before.
+    Diverged(String),
+}
+
+/// Settles an attempt.
+///
+/// # Errors
+/// Ours: the state refuses, again and again; the job runs again when the service is started again.
+pub(super) async fn settle(shared: &Arc<Shared>, claim: Claim, attempted: anyhow::Result<Attempted>) -> anyhow::Result<()> {
+    let settler = shared.clone();
+    let work = move || settle_blocking(&settler, claim, attempted);
+    tokio::task::spawn_blocking(work).await.context("settling a job")?
+}
+
+fn settle_blocking(shared: &Shared, claim: Claim, attempted: anyhow::Result<Attempted>) -> anyhow::Result<()> {
+    let attempted = match attempted {
+        Ok(attempted) => attempted,
+        // What its owner can put right: an input is not what it must be.
+        Err(error) if exit_code(&error) == 2 => return end(shared, claim, (Outcome::Failed, &error.to_string()), 0),
+        Err(error) => return again(shared, claim, &format!("{error:#}"), Outcome::Broken, 0),
+    };
+    let device_ms = attempted.device_ns / 1_000_000;
+    let account = Account { job: claim.job.to_string(), tenant: attempted.work.tenant_name.clone() };
+    match &attempted.ending {
+        Ending::Over => conclude_over(shared, claim, &attempted, &account, device_ms),
+        ending => {
+            let mut books = shared.books.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            enter(&mut books, &account, &attempted.fared.bytes)?;
+            drop(books);
+            match ending {
+                Ending::Over | Ending::Paused => {
+                    charge(shared, claim, device_ms)?;
+                    shared.state.requeue(&claim, "it made room for a job of high priority").map(drop).or_else(unless_stale)
+                }
+                Ending::GuestProcess(how) => {
+                    let why = format!("the process that ran the component {how}");
+                    again(shared, claim, &why, Outcome::Failed, device_ms)
+                }
+                Ending::HostFault(why) => again(shared, claim, why, Outcome::Broken, device_ms),
+                Ending::Diverged(why) => {
+                    tracing::error!(job = %claim.job, attempt = claim.attempt, "{why}");
+                    end(shared, claim, (Outcome::Broken, OURS), device_ms)
+                }
+            }
+        }
+    }
+}
+
+/// What owners are told of a fault that is not theirs.
+const OURS: &str = "the host failed; its operator's log says how";
+
+/// Signs, and keeps what there is to keep.
+fn conclude_over(shared: &Shared, claim: Claim, attempted: &Attempted, account: &Account, device_ms: u64) -> anyhow::Result<()> {
+    let Attempted { post, fared, .. } = attempted;
+    let verdict = {
+        let mut books = shared.books.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut office = Office { store: &shared.store, books: &mut books, lane: attempted.lane };
+        conclude(&mut office, account, post, fared)
+    };
+    let (outcome, message) = match &verdict.status {
+        Status::Completed => (Outcome::Succeeded, None),
+        Status::Stopped => (Outcome::Stopped, None),
+        Status::Cancelled | Status::NotStarted => (Outcome::Cancelled, None),
+        Status::Failed(why) => (Outcome::Failed, Some(why.as_str())),
+        Status::Broken(error) => return again(shared, claim, &format!("{error:#}"), Outcome::Broken, device_ms),
+    };
+    let dir = attempted.workspace.dir();
+    let is_kept = !matches!(verdict.kept, Kept::Nothing | Kept::Left);
+    let receipt = outcome.has_receipt().then(|| dir.read(receipt::FILE)).transpose().context("reading the receipt")?;
+    let artifacts = if is_kept { artifacts(shared, dir)? } else { Vec::new() };
+    let finish = Finish { outcome, message, receipt: receipt.as_deref(), artifacts: &artifacts, events: &[], device_ms };
+    persist(|| shared.state.finish(&claim, &finish))?;
+    shared.board().jobs_later.remove(&claim.job);
+    Ok(())
+}
+
+/// Puts a job that was no fault of its own back into the queue; where that was so too often, it ends as `last`.
+fn again(shared: &Shared, claim: Claim, why: &str, last: Outcome, device_ms: u64) -> anyhow::Result<()> {
+    tracing::error!(job = %claim.job, attempt = claim.attempt, "a job is to be run again: {why}");
+    let told = if last == Outcome::Failed { why } else { "a fault of the host" };
+    let backoff = {
+        let mut board = shared.board();
+        let backoff = Backoff::after(board.jobs_later.get(&claim.job), shared.options.backoff, told.to_owned());
+        board.jobs_later.insert(claim.job, backoff.clone());
+        backoff
+    };
+    // Restarts of the service are no job's doing, and are not counted, unless there is no end of them.
+    if backoff.count >= shared.options.faults_max || claim.attempt >= ATTEMPTS_MAX {
+        let message = if last == Outcome::Failed { format!("{why}, {} times", backoff.count) } else { OURS.to_owned() };
+        return end(shared, claim, (last, &message), device_ms);
+    }
+    charge(shared, claim, device_ms)?;
+    persist(|| shared.state.requeue(&claim, told).map(drop))
+}
+
+/// Ends a job without a result.
+fn end(shared: &Shared, claim: Claim, (outcome, message): (Outcome, &str), device_ms: u64) -> anyhow::Result<()> {
+    let finish = Finish { outcome, message: Some(message), receipt: None, artifacts: &[], events: &[], device_ms };
+    persist(|| shared.state.finish(&claim, &finish))?;
+    shared.board().jobs_later.remove(&claim.job);
+    Ok(())
+}
+
+fn charge(shared: &Shared, claim: Claim, device_ms: u64) -> anyhow::Result<()> {
+    persist(|| shared.state.charge(&claim, device_ms))
+}
+
+/// Tries again what the disk refuses for a while.
+fn persist(write: impl Fn() -> Result<(), StateError>) -> anyhow::Result<()> {
+    let mut tries = 0;
+    loop {
+        match write() {
+            Err(error) if tries < TRIES && !matches!(error, StateError::StaleClaim) => {
+                tries += 1;
+                tracing::warn!("the state refuses, and is asked again: {error}");
+                std::thread::sleep(Duration::from_millis(200) * 2_u32.pow(tries));
+            }
+            done => return done.or_else(unless_stale),
+        }
+    }
+}
+
+/// A job that was taken from this attempt is another's to settle.
+fn unless_stale(error: StateError) -> anyhow::Result<()> {
+    match error {
+        StateError::StaleClaim => Ok(()),
+        other => Err(other).context("settling a job"),
+    }
+}
+
+/// Every file of a job's folder, by its path in it; the receipt apart.
+fn artifacts(shared: &Shared, dir: &Dir) -> anyhow::Result<Vec<(String, Blob)>> {
+    let mut paths = Vec::new();
+    list(dir, "", &mut paths).context("listing the results")?;
+    paths.retain(|path| path != receipt::FILE);
+    paths.sort();
+    let keep = |path: String| {
+        let mut staged = shared.state.stage(u64::MAX)?;
+        copy(&mut dir.open(&path)?, &mut staged).with_context(|| format!("keeping {path}"))?;
+        Ok((path, staged.keep()?))
+    };
+    paths.into_iter().map(keep).collect()
+}
+
+fn list(dir: &Dir, above: &str, found: &mut Vec<String>) -> io::Result<()> {
+    for entry in dir.entries()? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.file_type()?.is_dir() {
+            list(&entry.open_dir()?, &format!("{above}{name}/"), found)?;
+        } else {
+            found.push(format!("{above}{name}"));
+        }
+    }
+    Ok(())
+}
