@@ -11,12 +11,12 @@ use sha2::{Digest as _, Sha256};
 
 const PAGE: &str = include_str!("../page.html");
 
-/// The browser runs the page's own script, whose digest is named, and talks to this service alone.
+/// The browser takes the page's own script and style, whose digests are named, and talks to this service alone.
 static POLICY: LazyLock<String> = LazyLock::new(|| {
-    let script = between("<script>", "</script>");
-    let digest = base64::engine::general_purpose::STANDARD.encode(Sha256::digest(script));
+    let digest = |inside: &str| base64::engine::general_purpose::STANDARD.encode(Sha256::digest(inside));
+    let (script, style) = (digest(between("<script>", "</script>")), digest(between("<style>", "</style>")));
     format!(
-        "default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 });
 

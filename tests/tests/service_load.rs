@@ -1,0 +1,190 @@
+//! The service under load: many tenants and clients at once, reads timed, idle streams held. `cargo xtask test --slow` runs it; figures are printed.
+#![expect(clippy::disallowed_methods, reason = "tests work on real folders and sockets, as a user does")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a panic is how a test fails")]
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use nodus_tests::{Host, golden, guest, host, token_lines};
+use serde_json::{Value, json};
+
+const TENANTS: usize = 200;
+const JOBS: usize = 2000;
+const CLIENTS: usize = 64;
+const STREAMS: usize = 10_000;
+
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// One connection that is kept.
+struct Client {
+    stream: BufReader<TcpStream>,
+    token: String,
+}
+
+impl Client {
+    fn new(address: &str, token: &str) -> Self {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_nodelay(true).unwrap();
+        Self { stream: BufReader::new(stream), token: token.to_owned() }
+    }
+
+    fn send(&mut self, method: &str, path: &str, body: &str) {
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            self.token,
+            body.len()
+        );
+        self.stream.get_mut().write_all(head.as_bytes()).unwrap();
+    }
+
+    /// Status and headers.
+    fn head(&mut self) -> (u16, usize) {
+        let (mut status, mut length) = (0, 0);
+        loop {
+            let mut line = String::new();
+            self.stream.read_line(&mut line).unwrap();
+            if let Some(rest) = line.strip_prefix("HTTP/1.1 ") {
+                status = rest[..3].parse().unwrap();
+            } else if let Some(rest) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = rest.trim().parse().unwrap();
+            } else if line.trim().is_empty() {
+                return (status, length);
+            }
+        }
+    }
+
+    fn call(&mut self, method: &str, path: &str, body: &str) -> (u16, Value) {
+        self.send(method, path, body);
+        let (status, length) = self.head();
+        let mut body = vec![0; length];
+        self.stream.read_exact(&mut body).unwrap();
+        (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
+    }
+}
+
+fn serve(host: &Host) -> Server {
+    let sft = format!("sft={}", guest("sft").display());
+    let mut command = Command::new(self::host());
+    command.args(["serve", "--listen", "127.0.0.1:0", "--component", &sft]).env("NODUS_DATA_DIR", host.path("data"));
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line:?}")).to_owned();
+    Server { child, address }
+}
+
+fn percentile(times: &mut [Duration], part: f64) -> Duration {
+    times.sort_unstable();
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
+    let index = ((times.len() - 1) as f64 * part) as usize;
+    times[index]
+}
+
+#[test]
+fn two_thousand_jobs_of_two_hundred_tenants_none_lost_none_twice() {
+    let host = Host::new();
+    let data = token_lines(&golden("data/tokens.safetensors"), ["input_ids", "labels", "attention_mask"]);
+    host.ok(["model", "import", golden("models/llama").to_str().unwrap(), "--name", "llama"]);
+    let tokens: Vec<String> = (0..TENANTS).map(|n| host.ok(["tenant", "add", &format!("t{n}")]).trim().to_owned()).collect();
+    let server = serve(&host);
+    let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    for token in &tokens {
+        assert_eq!(Client::new(&server.address, token).call("PUT", "/v1/data/tokens", &data).0, 201);
+    }
+    let began = Instant::now();
+    let (mut ids, mut reads) = (Vec::new(), Vec::new());
+    std::thread::scope(|scope| {
+        let submit = || {
+            let mut made = Vec::new();
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= JOBS {
+                    return made;
+                }
+                let mut client = Client::new(&server.address, &tokens[number % TENANTS]);
+                let parameters = json!({ "rank": 2, "steps": 1, "learning_rate": number });
+                let body = json!({ "component": "sft", "model": "llama", "data": "tokens", "parameters": parameters }).to_string();
+                let (status, answer) = client.call("POST", "/v1/jobs", &body);
+                assert_eq!(status, 201, "{answer}");
+                made.push((number % TENANTS, answer["jobs"][0]["id"].as_str().unwrap().to_owned()));
+            }
+        };
+        let read = |tenant: usize| {
+            let (mut client, mut times) = (Client::new(&server.address, &tokens[tenant]), Vec::new());
+            while !is_over.load(Ordering::Relaxed) {
+                for path in ["/v1/jobs?limit=10", "/v1/usage"] {
+                    let asked = Instant::now();
+                    assert_eq!(client.call("GET", path, "").0, 200);
+                    times.push(asked.elapsed());
+                }
+                std::thread::sleep(Duration::from_millis(40));
+            }
+            times
+        };
+        let readers: Vec<_> = (0..8).map(|n| scope.spawn(move || read(n * 25))).collect();
+        let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(submit)).collect();
+        ids.extend(clients.into_iter().flat_map(|client| client.join().unwrap()));
+        is_over.store(true, Ordering::Relaxed);
+        reads.extend(readers.into_iter().flat_map(|reader| reader.join().unwrap()));
+    });
+    let took = began.elapsed();
+    let mut listed = BTreeSet::new();
+    for (tenant, token) in tokens.iter().enumerate() {
+        let (_, page) = Client::new(&server.address, token).call("GET", "/v1/jobs?limit=200", "");
+        listed.extend(page["jobs"].as_array().unwrap().iter().map(|job| (tenant, job["id"].as_str().unwrap().to_owned())));
+    }
+    assert_eq!(listed, ids.iter().cloned().collect::<BTreeSet<_>>());
+    assert_eq!(listed.len(), JOBS);
+    let p99 = percentile(&mut reads, 0.99);
+    println!("{JOBS} jobs of {TENANTS} tenants by {CLIENTS} clients in {took:.1?}; {} reads meanwhile, p99 {p99:.1?}", reads.len());
+    assert!(p99 < Duration::from_millis(250), "reads wait for writes: {p99:?}");
+}
+
+#[test]
+fn ten_thousand_idle_streams_are_held_and_woken() {
+    let host = Host::new();
+    host.ok(["model", "import", golden("models/llama").to_str().unwrap(), "--name", "llama"]);
+    let token = host.ok(["tenant", "add", "a", "--quota", "requests-per-second=none"]).trim().to_owned();
+    let server = serve(&host);
+    let mut client = Client::new(&server.address, &token);
+    let data = token_lines(&golden("data/tokens.safetensors"), ["input_ids", "labels", "attention_mask"]);
+    assert_eq!(client.call("PUT", "/v1/data/tokens", &data).0, 201);
+    // One that would train for days, whether or not it is started meanwhile.
+    let body = json!({ "component": "sft", "model": "llama", "data": "tokens", "parameters": { "steps": 100_000_000 }, "lane": "solo" });
+    let (_, made) = client.call("POST", "/v1/jobs", &body.to_string());
+    let job = made["jobs"][0]["id"].as_str().unwrap();
+    let path = format!("/v1/jobs/{job}/events?kinds=artifact");
+    let mut streams: Vec<Client> = (0..STREAMS).map(|_| Client::new(&server.address, &token)).collect();
+    for stream in &mut streams {
+        stream.send("GET", &path, "");
+    }
+    for stream in &mut streams {
+        assert_eq!(stream.head().0, 200);
+    }
+    std::thread::sleep(Duration::from_secs(60));
+    let asked = Instant::now();
+    assert_eq!(client.call("GET", "/v1/usage", "").0, 200);
+    println!("{STREAMS} idle streams held for a minute; a read beside them took {:.1?}", asked.elapsed());
+    assert_eq!(client.call("POST", &format!("/v1/jobs/{job}/cancel"), "{\"how\": \"cancel\"}").0, 202);
+    for stream in &mut streams {
+        let mut line = String::new();
+        while !line.starts_with("event: end") {
+            line.clear();
+            assert!(stream.stream.read_line(&mut line).unwrap() > 0, "a stream was cut off");
+        }
+    }
+}
