@@ -168,10 +168,13 @@ fn ten_thousand_idle_streams_are_held_and_woken() {
     let (_, made) = client.call("POST", "/v1/jobs", &body.to_string());
     let job = made["jobs"][0]["id"].as_str().unwrap();
     let path = format!("/v1/jobs/{job}/events?kinds=artifact");
-    let mut streams: Vec<Client> = (0..STREAMS).map(|_| Client::new(&server.address, &token)).collect();
-    for stream in &mut streams {
+    // Each asks as soon as it is connected, as a reader does: a connection that asks nothing for long is closed.
+    let follow = |_| {
+        let mut stream = Client::new(&server.address, &token);
         stream.send("GET", &path, "");
-    }
+        stream
+    };
+    let mut streams: Vec<Client> = (0..STREAMS).map(follow).collect();
     for stream in &mut streams {
         assert_eq!(stream.head().0, 200);
     }
