@@ -48,6 +48,11 @@ fn every_arm_of_a_sweep_is_bit_equal_to_the_dedicated_one() {
     assert_ne!(jobs[0]["adapter"], jobs[1]["adapter"]);
     let kept = std::fs::read_dir(host.path("out/adapters")).unwrap().count();
     assert_eq!(kept, 3, "equal adapters of all arms are one file");
+    let command = report["command"].as_str().unwrap();
+    assert!(
+        command.contains("bench sweep --model tiny --layers last:1 --jobs 3 --shape 2x12 --labelled 0.5 --batches 2 --epochs 2"),
+        "{command}"
+    );
     let page = std::fs::read_to_string(host.path("out/report.html")).unwrap();
     assert!(page.contains("<svg") && !page.contains("http") && !page.contains("<script"), "{page}");
     assert!(!host.path("out/.mps").exists());

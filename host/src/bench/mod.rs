@@ -78,6 +78,24 @@ struct Asked<'a> {
     tolerance: Option<f64>,
 }
 
+impl Asked<'_> {
+    /// The command, with all that decides what is measured.
+    fn command(&self) -> String {
+        let verb = match (self.python.is_some(), self.kind) {
+            (true, Kind::Sweep) => "peer",
+            (true, Kind::Tenants) => "peer --tenants",
+            (false, Kind::Sweep) => "sweep",
+            (false, Kind::Tenants) => "tenants",
+        };
+        let BenchArgs { model, layers, jobs, shape, labelled, batches, epochs, warmup, rank, seed, no_graphs, .. } = self.args;
+        let graphs = if *no_graphs { " --no-graphs" } else { "" };
+        format!(
+            "nodus-host bench {verb} --model {model} --layers {layers} --jobs {jobs} --shape {shape} --labelled {labelled} --batches {batches} \
+             --epochs {epochs} --warmup {warmup} --rank {rank} --seed {seed}{graphs}"
+        )
+    }
+}
+
 fn measure(store: &Store, surroundings: &Surroundings, data_dir: &Path, asked: &Asked<'_>, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let Asked { kind, args, python, .. } = *asked;
     let paths = surroundings.paths;
@@ -96,12 +114,10 @@ fn measure(store: &Store, surroundings: &Surroundings, data_dir: &Path, asked: &
     let tolerance = asked.tolerance.unwrap_or(if chosen.dtype() == Dtype::Bf16 { 5e-2 } else { 1e-3 });
     let activity = chosen.ordinal().and_then(Activity::open);
     let yard = Yard { peer, activity, data_dir, keep: &keep, private: &private, device: args.device, graphs: !args.no_graphs, on_card };
-    let note = |text: &str| tracing::debug!("{text}");
     let mut setting = setting(&work, args, &model, chosen.name())?;
     let mut rows = Vec::new();
     for arm in arms {
-        say(&format!("{} ...", arm.name()));
-        let taken = yard.run(arm, &work, note).with_context(|| format!("running the arm `{}`", arm.name()))?;
+        let taken = yard.run(arm, &work, say).with_context(|| format!("running the arm `{}`", arm.name()))?;
         if let (true, Some(ready)) = (rows.is_empty(), taken.ready.first()) {
             setting.device_class.clone_from(&ready.class);
             setting.device.clone_from(&ready.device);
@@ -110,7 +126,7 @@ fn measure(store: &Store, surroundings: &Surroundings, data_dir: &Path, asked: &
         ledger.enter(arm, taken);
         rows = ledger.rows;
     }
-    let command = format!("nodus-host bench {}", if kind == Kind::Sweep { "sweep" } else { "tenants" });
+    let command = asked.command();
     let (format, version) = (FORMAT.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
     let report = Report { format, version, command, unix_ms: unix_ms(), work, setting, rows };
     let dir = paths.open_dir(&folder)?;

@@ -1,18 +1,10 @@
-//! What was published before (technical report 019, "Many Training Jobs on One GPU"), kept as data with its labels.
+//! What was published before (technical report 019, "Many Training Jobs on One GPU"), kept as data.
 //!
-//! Never mixed with what was measured here: other devices, other engines.
+//! Never mixed with what was measured here: other devices, other engines. Which of these rows the report calls audited is not known here, so
+//! that nothing is said of it.
 
 use super::work::{Kind, Work};
 use nodus_protocol::LayerSelection;
-
-/// How a published figure was obtained, by its own words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Label {
-    /// A separate process replayed it.
-    Audited,
-    /// Nobody did.
-    Unaudited,
-}
 
 /// One published ratio.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,15 +15,14 @@ pub(super) struct Published {
     pub(super) top: Option<u32>,
     pub(super) comparator: &'static str,
     pub(super) ratio: f64,
-    pub(super) label: Label,
 }
 
 const fn sweep(jobs: u32, top: u32, comparator: &'static str, ratio: f64) -> Published {
-    Published { kind: Kind::Sweep, jobs, top: Some(top), comparator, ratio, label: Label::Audited }
+    Published { kind: Kind::Sweep, jobs, top: Some(top), comparator, ratio }
 }
 
 const fn tenants(comparator: &'static str, ratio: f64) -> Published {
-    Published { kind: Kind::Tenants, jobs: 16, top: None, comparator, ratio, label: Label::Unaudited }
+    Published { kind: Kind::Tenants, jobs: 16, top: None, comparator, ratio }
 }
 
 /// All of them.

@@ -29,9 +29,10 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
         ))
     }));
     lines.extend(report.rows.iter().map(|row| format!("{}: {}", row.arm.name(), row.meaning)));
-    lines.extend(published::beside(&report.work).map(|published| {
-        format!("published ({:?}, technical report 019): {} against {}", published.label, published.ratio, published.comparator)
-    }));
+    lines.extend(
+        published::beside(&report.work)
+            .map(|published| format!("published (technical report 019): {} against {}", published.ratio, published.comparator)),
+    );
     lines
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Parses only; what an arm does is told elsewhere.
 
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -121,6 +122,21 @@ pub struct BatchShape {
     pub sequences: usize,
     /// Tokens of each.
     pub length: usize,
+}
+
+impl fmt::Display for Layers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            LayerSelection::Last(last) => write!(f, "last:{last}"),
+            _ => f.write_str("all"),
+        }
+    }
+}
+
+impl fmt::Display for BatchShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.sequences, self.length)
+    }
 }
 
 impl FromStr for Layers {
