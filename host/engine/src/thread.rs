@@ -220,7 +220,7 @@ fn failed() -> EngineError {
 
 fn slot_of(command: &Command) -> Option<AdapterSlot> {
     match command {
-        Command::Reserve { .. } | Command::DropJob { .. } => None,
+        Command::Reserve { .. } | Command::Snapshot { .. } | Command::Restore { .. } | Command::DropJob { .. } => None,
         Command::CreateAdapter { slot, .. }
         | Command::LoadAdapter { slot, .. }
         | Command::ForwardBackward { slot, .. }
