@@ -105,6 +105,11 @@ pub enum Command {
         /// For the activations of its largest batch.
         activation_bytes: u64,
     },
+    /// Lets a job's passes go before those of others, without others in them; until `DropJob`. Answers `Done`.
+    Prioritise {
+        /// Which.
+        job: JobSlot,
+    },
     /// Gives up everything of a job: pending commands are answered `cancelled`-like (`DeviceLost` is never used for it) by
     /// dropping their reply, memory is given back, zeroed. Answers `Done`.
     DropJob {

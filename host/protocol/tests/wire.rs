@@ -91,6 +91,7 @@ async fn a_client_may_name_nothing_that_is_not_its_own() {
         Command::Export { slot: slot(4) },
         Command::DropJob { job: JobSlot(4) },
         Command::Reserve { job: JobSlot(3), adapter_bytes: 0, activation_bytes: 0 },
+        Command::Prioritise { job: JobSlot(3) },
         create(0, Some(5)),
         create(1, Some(6)),
         create(1, None),

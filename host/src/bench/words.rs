@@ -20,6 +20,8 @@ pub(super) struct Order {
     pub(super) shares: bool,
     /// CUDA graphs.
     pub(super) graphs: bool,
+    /// A job whose passes go before those of others.
+    pub(super) urgent: Option<u32>,
 }
 
 /// What a PyTorch process is to run.

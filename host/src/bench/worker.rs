@@ -49,6 +49,9 @@ pub(super) fn work(
     let jobs = Jobs { order: &order, model: &model.config, engine: &trunk.engine, trunk: trunk.slot };
     let (warmup, steps) = (order.work.warmup, order.work.steps());
     let (first, rest) = (jobs.commands(0..warmup, true)?, jobs.commands(warmup..warmup + steps, false)?);
+    if let Some(urgent) = order.urgent {
+        runtime.block_on(trunk.engine.call(Command::Prioritise { job: slot(urgent).job }))?;
+    }
     let (warm, _) = runtime.block_on(jobs.run(first))?;
     let before = Sharing::of(&engine.counts());
     tell(out, &Ready { class: engine.class(&model), device: chosen.name() })?;

@@ -46,6 +46,23 @@ pub enum BenchMode {
         #[arg(long, default_value_t = 5.0, value_parser = percentage)]
         tolerance: f64,
     },
+    /// Run every job of a measurement again, alone, in a process of its own, and hold it against the receipts of all arms
+    Audit {
+        /// A folder that `bench sweep` or `bench tenants` wrote
+        folder: PathBuf,
+        /// Which device, and how it is used; as in the measurement
+        #[command(flatten)]
+        device: DeviceArgs,
+    },
+    /// Put several measurements into one report, with the tables that they have something for
+    Merge {
+        /// Reports, each a report.json
+        #[arg(required = true)]
+        reports: Vec<PathBuf>,
+        /// A folder for report.json and report.html; must not exist or be empty
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+    },
     /// Run some jobs of a measurement; started by this program itself
     #[command(hide = true)]
     Worker {
@@ -97,6 +114,12 @@ pub struct BenchArgs {
     /// Repeat every arm with CUDA graphs off in place of on, to see what they bring
     #[arg(long)]
     pub no_graphs: bool,
+    /// Run every arm of ours whose jobs are at work at once a second time, with one more job of high priority, and tell how its steps fare
+    #[arg(long)]
+    pub foreground: bool,
+    /// TFLOP/s that the device's matrix products reach, for the floor under each time [default: what is known of the device, else no floor]
+    #[arg(long, value_name = "TFLOPS", value_parser = above_zero)]
+    pub peak: Option<f64>,
     /// Price of the device for an hour, in whatever currency
     #[arg(long, default_value_t = 1.0)]
     pub price: f64,
@@ -172,6 +195,13 @@ fn percentage(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if (0.0..100.0).contains(&value) => Ok(value),
         _ => Err("expected per cent, from 0 to below 100".to_owned()),
+    }
+}
+
+fn above_zero(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
+        _ => Err("expected a number above 0".to_owned()),
     }
 }
 

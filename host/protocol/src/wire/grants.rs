@@ -183,6 +183,7 @@ fn job_of(command: &Command) -> Result<JobSlot, Breach> {
     match command {
         // The host plans memory, not the job.
         Command::Reserve { .. } => Err(Breach("a reservation")),
+        Command::Prioritise { .. } => Err(Breach("a priority")),
         Command::DropJob { job } => Ok(*job),
         Command::CreateAdapter { slot: AdapterSlot { job, .. }, .. }
         | Command::LoadAdapter { slot: AdapterSlot { job, .. }, .. }

@@ -222,6 +222,10 @@ fn serve(engine: Engine, mut inbox: Inbox, seen: &Mutex<Vec<String>>) {
                 see(format!("reserve {}", job.0));
                 Ok(Reply::Done)
             }
+            Command::Prioritise { job } => {
+                see(format!("prioritise {}", job.0));
+                Ok(Reply::Done)
+            }
             Command::DropJob { job } => {
                 see(format!("drop-job {}", job.0));
                 Ok(Reply::Done)
