@@ -88,7 +88,7 @@ fn replay(
         keep: &scratch,
         private: &scratch,
         device,
-        graphs: measured.setting.graphs,
+        variant: measured.setting.variant,
         on_card: matches!(chosen, Chosen::Cuda(_)),
         peer: None,
         activity: None,

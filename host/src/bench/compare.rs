@@ -18,7 +18,7 @@ pub(super) struct Change {
     pub(super) is_regression: bool,
 }
 
-/// Every arm that both have, of every measurement of B that A has too: of the same work, the same model, with graphs or without as there.
+/// Every arm that both have, of every measurement of B that A has too: of the same work, the same model, of the same variant.
 ///
 /// # Errors
 /// The user's: the reports have no work in common, are of other devices, or have no arm in common.
@@ -38,7 +38,7 @@ pub(super) fn compare(a: &Report, b: &Report, tolerance: f64) -> anyhow::Result<
 }
 
 fn is_same_work(a: &Measurement, b: &Measurement) -> bool {
-    a.work == b.work && a.setting.model_digest == b.setting.model_digest && a.setting.graphs == b.setting.graphs
+    a.work == b.work && a.setting.model_digest == b.setting.model_digest && a.setting.variant == b.setting.variant
 }
 
 fn changes(a: &Measurement, b: &Measurement, tolerance: f64) -> impl Iterator<Item = Change> {

@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use super::activity::{Activity, Stretch};
 use super::arm::{Arm, Company};
 use super::mps::Mps;
+use super::variant::Variant;
 use super::words::{Done, Order, PeerOrder, Ready};
 use super::work::Work;
 use crate::cli::DeviceArgs;
@@ -26,7 +27,7 @@ pub(super) struct Yard<'a> {
     /// A folder of ours that nobody else looks into.
     pub(super) private: &'a Path,
     pub(super) device: DeviceArgs,
-    pub(super) graphs: bool,
+    pub(super) variant: Variant,
     /// Whether the device is a card.
     pub(super) on_card: bool,
     pub(super) peer: Option<Peer>,
@@ -84,7 +85,7 @@ impl Yard<'_> {
     fn carry_out(&self, arm: Arm, work: &Work, processes: Vec<Vec<u32>>, note: &mut impl FnMut(&str)) -> anyhow::Result<Taken> {
         let order = |jobs: Vec<u32>| {
             let urgent = jobs.contains(&work.jobs).then_some(work.jobs);
-            Order { work: work.clone(), jobs, shares: arm.shares() || arm.keeps(), graphs: self.graphs, urgent }
+            Order { work: work.clone(), jobs, shares: arm.shares() || arm.keeps(), variant: self.variant, urgent }
         };
         let orders: Vec<Order> = processes.into_iter().map(order).collect();
         match arm.company() {

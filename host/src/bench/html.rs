@@ -37,14 +37,14 @@ pub(super) fn page(report: &Report) -> String {
 fn section((number, measured): (usize, &Measurement)) -> String {
     let setting = &measured.setting;
     let head = format!(
-        "<section id=\"m{number}\"><h2>{}</h2><p>{}, {}. Unit: {}; {} units in every arm. Comparator of every row: <em>dedicated</em>. CUDA graphs {}. \
+        "<section id=\"m{number}\"><h2>{}</h2><p>{}, {}. Unit: {}; {} units in every arm. Comparator of every row: <em>dedicated</em>. Variant: {}. \
          Price of a GPU-hour: {}.</p>",
         escape(&setting.title),
         escape(&setting.host),
         escape(&setting.device),
         escape(&setting.unit),
         setting.units,
-        if setting.graphs { "on" } else { "off" },
+        setting.variant.name(),
         setting.price_per_hour,
     );
     let parts = [

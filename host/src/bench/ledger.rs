@@ -114,6 +114,7 @@ mod tests {
 
     use nodus_protocol::{Digest, LayerSelection};
 
+    use super::super::variant::Variant;
     use super::super::words::{Done, Ready};
     use super::*;
 
@@ -152,7 +153,7 @@ mod tests {
             host: "host".into(),
             device: "cpu".into(),
             device_class: BTreeMap::new(),
-            graphs: true,
+            variant: Variant::Base,
         }
     }
 

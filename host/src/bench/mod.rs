@@ -17,6 +17,7 @@ mod published;
 mod receipts;
 mod report;
 mod table;
+pub(crate) mod variant;
 mod words;
 mod work;
 mod worker;
@@ -41,6 +42,7 @@ use arm::Arm;
 use fleet::{Peer, Yard};
 use ledger::Ledger;
 use report::{Measurement, Report, Setting};
+use variant::Variant;
 use work::{Kind, Work};
 
 /// Measures, or holds two measurements against each other.
@@ -93,12 +95,12 @@ impl Asked<'_> {
             (false, Kind::Sweep) => "sweep",
             (false, Kind::Tenants) => "tenants",
         };
-        let BenchArgs { model, layers, jobs, shape, labelled, batches, epochs, warmup, rank, seed, no_graphs, foreground, .. } = self.args;
-        let graphs = if *no_graphs { " --no-graphs" } else { "" };
+        let BenchArgs { model, layers, jobs, shape, labelled, batches, epochs, warmup, rank, seed, variant, foreground, .. } = self.args;
+        let variant = if *variant == Variant::Base { String::new() } else { format!(" --variant {}", variant.name()) };
         let foreground = if *foreground { " --foreground" } else { "" };
         format!(
             "nodus-host bench {verb} --model {model} --layers {layers} --jobs {jobs} --shape {shape} --labelled {labelled} --batches {batches} \
-             --epochs {epochs} --warmup {warmup} --rank {rank} --seed {seed}{graphs}{foreground}"
+             --epochs {epochs} --warmup {warmup} --rank {rank} --seed {seed}{variant}{foreground}"
         )
     }
 }
@@ -120,7 +122,7 @@ fn measure(store: &Store, surroundings: &Surroundings, data_dir: &Path, asked: &
     let peer = python.map(|python| peer(store, data_dir, python, &model, &chosen)).transpose()?;
     let tolerance = asked.tolerance.unwrap_or(if chosen.dtype() == Dtype::Bf16 { 5e-2 } else { 1e-3 });
     let activity = chosen.ordinal().and_then(Activity::open);
-    let yard = Yard { peer, activity, data_dir, keep: &keep, private: &private, device: args.device, graphs: !args.no_graphs, on_card };
+    let yard = Yard { peer, activity, data_dir, keep: &keep, private: &private, device: args.device, variant: args.variant, on_card };
     let mut setting = setting(&work, args, &model, chosen.name())?;
     let peak = args.peak.map(|tera| tera * 1e12).or_else(|| floor::known_rate(&setting.device));
     let alone =
@@ -256,7 +258,7 @@ fn setting(work: &Work, args: &BenchArgs, model: &OpenModel, device: String) -> 
         host: args.label.to_string(),
         device,
         device_class: std::collections::BTreeMap::new(),
-        graphs: !args.no_graphs,
+        variant: args.variant,
     })
 }
 

@@ -6,6 +6,7 @@ use super::arm::Arm;
 use super::html::escape;
 use super::published;
 use super::report::{Measurement, Report, Row};
+use super::variant::Variant;
 use super::work::{Kind, Work};
 
 /// The tables that the measurements have something for.
@@ -14,16 +15,16 @@ pub(super) fn tables(report: &Report) -> String {
     if all.len() < 2 {
         return String::new();
     }
-    let of = |kind: Kind| all.iter().filter(move |measured| measured.work.kind == kind && measured.setting.graphs);
+    let of = |kind: Kind| all.iter().filter(move |measured| measured.work.kind == kind && measured.setting.variant == Variant::Base);
     [
         table("1. Shared trunk: members of one sweep", SWEEP, of(Kind::Sweep).map(sweep)),
         table("2. Reuse: what was reached of what the work allows", REUSE, of(Kind::Sweep).flat_map(reuse)),
         table("3. Mean SM activity", &activity_head(), all.iter().filter_map(activity)),
         table("4. Unrelated tenants", TENANTS, of(Kind::Tenants).map(tenants)),
         table(
-            "5. Without CUDA graphs",
+            "5. What graphs, streams and overlap bring",
             ABLATION,
-            all.iter().filter(|measured| !measured.setting.graphs).flat_map(|off| ablation(all, off)),
+            all.iter().filter(|measured| measured.setting.variant != Variant::Base).flat_map(|off| ablation(all, off)),
         ),
         table("A foreground job beside each arm", FOREGROUND, all.iter().flat_map(foreground)),
         table("6. Against PyTorch and PEFT", PEER, all.iter().flat_map(peers)),
@@ -121,16 +122,19 @@ fn tenants(measured: &Measurement) -> Vec<String> {
     cells
 }
 
-const ABLATION: &[&str] = &["work", "arm", "with ms", "without ms", "graphs bring"];
+const ABLATION: &[&str] = &["work", "arm", "variant", "base ms", "variant ms", "what it lacks brings"];
 
 fn ablation<'a>(all: &'a [Measurement], off: &'a Measurement) -> impl Iterator<Item = Vec<String>> {
-    let with = all.iter().find(|on| on.setting.graphs && on.work == off.work && on.setting.device_class == off.setting.device_class);
+    let with = all
+        .iter()
+        .find(|on| on.setting.variant == Variant::Base && on.work == off.work && on.setting.device_class == off.setting.device_class);
     with.into_iter().flat_map(|on| {
         off.rows.iter().filter(|row| row.check.passed() && row.arm.peer().is_none()).filter_map(|without| {
             let with = on.passed(without.arm)?;
             let gain = 100.0 * (without.steady_seconds / with.steady_seconds - 1.0);
             let times = [with.round_ms(), without.round_ms()].map(|ms| format!("{ms:.2}"));
-            let cells = [escape(&off.setting.title), without.arm.name().to_owned()].into_iter().chain(times);
+            let cells =
+                [escape(&off.setting.title), without.arm.name().to_owned(), off.setting.variant.name().to_owned()].into_iter().chain(times);
             Some(cells.chain([format!("{gain:+.1} %")]).collect())
         })
     })

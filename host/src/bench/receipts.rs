@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::arm::Arm;
 use super::report::{Measurement, Row};
+use super::variant::Variant;
 use super::words::JobDone;
 use super::work::Work;
 use crate::error::user;
@@ -39,7 +40,7 @@ struct Statement {
 pub(super) struct Predicate {
     arm: Arm,
     work: Work,
-    graphs: bool,
+    variant: Variant,
     model_digest: Digest,
     device_class: BTreeMap<String, String>,
     jobs: Vec<JobDone>,
@@ -51,7 +52,7 @@ impl Predicate {
         Self {
             arm: row.arm,
             work: measured.work.clone(),
-            graphs: setting.graphs,
+            variant: setting.variant,
             model_digest: setting.model_digest,
             device_class: setting.device_class.clone(),
             jobs: row.jobs.clone(),

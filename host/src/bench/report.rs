@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::activity::Stretch;
 use super::arm::Arm;
 use super::floor::Floor;
+use super::variant::Variant;
 use super::words::JobDone;
 use super::work::Work;
 use crate::run::sharing::{Reuse, Sharing};
@@ -67,7 +68,8 @@ pub(super) struct Setting {
     pub(super) host: String,
     pub(super) device: String,
     pub(super) device_class: BTreeMap<String, String>,
-    pub(super) graphs: bool,
+    /// What the arms have of the engine's means.
+    pub(super) variant: Variant,
 }
 
 /// One arm.

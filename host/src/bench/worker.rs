@@ -42,7 +42,7 @@ pub(super) fn work(
     let model = OpenModel::open(store, &name)?;
     let chosen = choose(store, surroundings, (device.device, device.dtype), std::iter::once(&model))?;
     let rig = Rig { chosen: &chosen, args: device, buffer_bytes_max: device.memory.unwrap_or(u64::MAX), expected: None };
-    let engine = Device::start_with(std::iter::once(&model), rig, order.graphs)?;
+    let engine = Device::start_with(std::iter::once(&model), rig, order.variant.launching())?;
     let trunk = engine.trunk(&model)?;
 
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("starting the runtime")?;

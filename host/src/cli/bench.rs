@@ -12,6 +12,7 @@ use nodus_protocol::LayerSelection;
 
 use super::device::DeviceArgs;
 use crate::bench::arm::Arm;
+use crate::bench::variant::Variant;
 use crate::name::Name;
 
 /// Measurements.
@@ -111,9 +112,9 @@ pub struct BenchArgs {
     /// Arms to run, of all [default: all that this device has]. The dedicated arm always runs: the others are checked against it
     #[arg(long, value_delimiter = ',', value_enum)]
     pub arms: Vec<Arm>,
-    /// Repeat every arm with CUDA graphs off in place of on, to see what they bring
-    #[arg(long)]
-    pub no_graphs: bool,
+    /// How every arm's launches reach the card: at their best, or with one of their means taken away, to see what it brings
+    #[arg(long, value_enum, default_value_t = Variant::Base)]
+    pub variant: Variant,
     /// Run every arm of ours whose jobs are at work at once a second time, with one more job of high priority, and tell how its steps fare
     #[arg(long)]
     pub foreground: bool,
