@@ -122,6 +122,11 @@ pub enum Command {
         /// What it held.
         state: Arc<JobState>,
     },
+    /// Lets a job's passes go before those of others, without others in them; until `DropJob`. Answers `Done`.
+    Prioritise {
+        /// Which.
+        job: JobSlot,
+    },
     /// Gives up everything of a job: pending commands are answered `cancelled`-like (`DeviceLost` is never used for it) by
     /// dropping their reply, memory is given back, zeroed. Answers `Done`.
     DropJob {

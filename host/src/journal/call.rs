@@ -20,7 +20,11 @@ pub(super) fn fingerprint(command: &Command) -> Result<Option<Digest>, FrameErro
         Command::Evaluate { slot, batch, first } => digest(&("evaluate", slot.index, batch, first)),
         Command::Export { slot } => digest(&("export", slot.index)),
         Command::DropAdapter { slot } => digest(&("drop", slot.index)),
-        Command::Reserve { .. } | Command::Snapshot { .. } | Command::Restore { .. } | Command::DropJob { .. } => return Ok(None),
+        Command::Reserve { .. }
+        | Command::Prioritise { .. }
+        | Command::Snapshot { .. }
+        | Command::Restore { .. }
+        | Command::DropJob { .. } => return Ok(None),
     };
     of.map(Some)
 }
@@ -40,6 +44,6 @@ pub(super) fn name(command: &Command) -> &'static str {
         Command::Evaluate { .. } => "evaluate",
         Command::Export { .. } => "export an adapter",
         Command::DropAdapter { .. } => "drop an adapter",
-        Command::Reserve { .. } | Command::Snapshot { .. } | Command::Restore { .. } | Command::DropJob { .. } => "a command of the host",
+        _ => "a command of the host",
     }
 }

@@ -182,6 +182,7 @@ fn job_of(command: &Command) -> Result<JobSlot, Breach> {
         // The host plans memory, not the job.
         Command::Reserve { .. } => Err(Breach("a reservation")),
         Command::Snapshot { .. } | Command::Restore { .. } => Err(Breach("a job's whole state")),
+        Command::Prioritise { .. } => Err(Breach("a priority")),
         Command::DropJob { job } => Ok(*job),
         Command::CreateAdapter { slot: AdapterSlot { job, .. }, .. }
         | Command::LoadAdapter { slot: AdapterSlot { job, .. }, .. }

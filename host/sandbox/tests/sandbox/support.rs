@@ -224,6 +224,10 @@ fn serve(engine: Engine, mut inbox: Inbox, seen: &Mutex<Vec<String>>) {
                 Ok(Reply::Done)
             }
             Command::Snapshot { .. } | Command::Restore { .. } => panic!("a guest asked for {:?}", request.command),
+            Command::Prioritise { job } => {
+                see(format!("prioritise {}", job.0));
+                Ok(Reply::Done)
+            }
             Command::DropJob { job } => {
                 see(format!("drop-job {}", job.0));
                 Ok(Reply::Done)
