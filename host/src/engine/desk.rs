@@ -7,6 +7,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream as StdStream;
 
 use anyhow::{Context as _, bail};
+use nodus_kernels::cuda::refuses;
 use nodus_protocol::frame::{FrameReader, FrameWriter};
 use nodus_protocol::wire::{Grants, serve as serve_wire};
 use tokio::io::BufReader;
@@ -64,6 +65,11 @@ async fn work(store: &Store, surroundings: &Surroundings, commands: StdStream, c
 
 fn device(store: &Store, surroundings: &Surroundings, load: &Load) -> anyhow::Result<(Device, Facts)> {
     let surroundings = Surroundings { devices: load.environment.clone(), ..surroundings.clone() };
+    if let Some((ordinal, bytes)) = load.limit {
+        let more = usize::try_from(bytes)?.saturating_add(1 << 20);
+        let is_refused = refuses(ordinal, more).context("trying the process's memory limit")?;
+        anyhow::ensure!(is_refused, "the process was given {more} bytes of the card, beyond its limit of {bytes}: the limit has no effect");
+    }
     let model = OpenModel::open(store, &load.model)?;
     let chosen = choose(store, &surroundings, (load.device.device, load.device.dtype), std::iter::once(&model))?;
     let rig = Rig { chosen: &chosen, args: load.device, buffer_bytes_max: load.buffer_bytes_max, expected: None };

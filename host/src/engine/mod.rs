@@ -9,4 +9,4 @@ mod process;
 mod words;
 
 pub(crate) use desk::serve;
-pub(crate) use process::{Process, Setup, Watch};
+pub(crate) use process::{MpsTerms, Process, Setup, Watch};

@@ -5,6 +5,7 @@
 mod attempt;
 mod board;
 mod cellar;
+mod daemons;
 mod engines;
 mod follow;
 mod homes;
@@ -16,6 +17,7 @@ mod suspects;
 mod transcript;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -35,6 +37,7 @@ use crate::store::Store;
 
 use board::Board;
 use cellar::Cellar;
+use daemons::Daemons;
 use options::{Options, Place};
 
 /// How long changes are gathered before it is decided again.
@@ -57,6 +60,7 @@ struct Parts {
     workshop: Arc<Workshop>,
     /// Of the sandbox that the workshop compiles for.
     settings: Digest,
+    daemons: Daemons,
     options: Options,
 }
 
@@ -75,6 +79,7 @@ struct Shared {
     cellar: Cellar,
     /// Of the jobs' journals.
     shelf: Shelf,
+    daemons: Daemons,
     options: Options,
     board: Mutex<Board>,
     /// Something changed.
@@ -93,7 +98,7 @@ impl Floor {
     /// # Errors
     /// The operator's: a device is not there. Ours: the state or the data folder refuses.
     pub(crate) fn of_service(
-        (store, state): (Arc<Store>, Arc<State>),
+        (store, state, data_dir): (Arc<Store>, Arc<State>, &Path),
         surroundings: &Surroundings,
         args: &FloorArgs,
         sandbox: SandboxArgs,
@@ -112,9 +117,10 @@ impl Floor {
         let places = options::places(surroundings, &args.devices, args.memory)?;
         let mut options = Options::new(places, device, surroundings.devices.clone(), terms)?;
         options.snapshot_every = args.snapshot_every.unwrap_or(options.snapshot_every);
+        let daemons = Daemons::new(store.dir()?, std::path::absolute(data_dir).context("finding the data folder")?);
         let sandbox = Sandbox::new(SandboxOptions { upload: Limits::DEFAULT })?;
         let workshop = Arc::new(Workshop::open(&store, &sandbox, terms)?);
-        Self::open(Parts { state, store, workshop, settings: sandbox.settings(), options }).map(Some)
+        Self::open(Parts { state, store, workshop, settings: sandbox.settings(), daemons, options }).map(Some)
     }
 
     /// Puts jobs that ran when the service ended back into the queue, and begins.
@@ -122,7 +128,7 @@ impl Floor {
     /// # Errors
     /// Ours: the state or the books refuse.
     fn open(parts: Parts) -> anyhow::Result<Self> {
-        let Parts { state, store, workshop, settings, options } = parts;
+        let Parts { state, store, workshop, settings, daemons, options } = parts;
         for running in state.running().context("reading the jobs that ran")? {
             let claim = Claim { job: running.job, attempt: running.attempt };
             state.requeue(&claim, "the service was started again").context("putting a job back into the queue")?;
@@ -132,7 +138,7 @@ impl Floor {
         sweep(&state, &shelf)?;
         let cellar = Cellar::new(state.clone(), store.clone(), workshop);
         let (board, wake) = (Mutex::default(), Notify::new());
-        let shared = Arc::new(Shared { state: state.clone(), store, settings, books, cellar, shelf, options, board, wake });
+        let shared = Arc::new(Shared { state: state.clone(), store, settings, books, cellar, shelf, daemons, options, board, wake });
         let listener = Arc::downgrade(&shared);
         state.listen(move |change| {
             if change.what != What::Events

@@ -60,7 +60,7 @@ pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.spawn(housekeeping::keep(app.clone()));
     runtime.block_on(async {
-        let floor = Floor::of_service((store, state), surroundings, &args.floor, args.sandbox)?;
+        let floor = Floor::of_service((store, state, data_dir), surroundings, &args.floor, args.sandbox)?;
         let answered = listen::answer(app, bound).await;
         if let Some(floor) = floor {
             floor.close(GRACE).await;

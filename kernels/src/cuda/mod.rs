@@ -35,6 +35,7 @@ pub use compile::Cache;
 pub use device::{CudaBuffer, CudaDevice, CudaOptions, CudaWeight};
 pub use launching::Launching;
 pub use library::{Card, Found, Library, Probe, cards, free_bytes, probe};
+pub use memory::refuses;
 pub use plan::{Choice, Key, Plan, PlanError, Product};
 pub use programs::compile_everything;
 pub use record::{Launches, Profile};

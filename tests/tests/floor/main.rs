@@ -106,3 +106,18 @@ fn a_job_whose_process_dies_again_and_again_ends_and_harms_no_other() {
     let next = &server.submit(&SWEEP[2..])[0];
     assert_eq!(server.ended(next)["state"], "succeeded");
 }
+
+#[test]
+fn jobs_are_placed_across_devices_to_the_same_bytes() {
+    let scene = Scene::new();
+    scene.run("run", &LONG);
+    // Each has room for an engine and one job.
+    let server = Server::start_with(&scene, &["--device", "cpu", "--device", "cpu", "--memory", "180MiB", "--trunk-cache", "0"]);
+    let ids = [&server.submit(&LONG)[0], &server.submit(&LONG)[0]].map(Clone::clone);
+    ids.iter().for_each(|id| server.steps(id, 5));
+    assert_eq!(server.processes("engine").len(), 2, "an engine on each device");
+    for id in &ids {
+        assert_eq!(server.ended(id)["state"], "succeeded");
+        assert_same(&kept(&scene.host.path("run")), &kept(&server.fetch(id, id)), "on one of two devices");
+    }
+}
