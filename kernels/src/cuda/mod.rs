@@ -18,6 +18,8 @@ mod host_side;
 mod library;
 mod linear;
 mod lora;
+mod lora_swiglu;
+mod lora_tables;
 mod marks;
 mod memory;
 mod plan;
