@@ -19,8 +19,21 @@ fn args(host: &Host, kind: &str, out: &str, more: &[&str]) -> Vec<String> {
     fixed.iter().chain(more).chain(&["--out", out.to_str().unwrap()]).map(|word| (*word).to_owned()).collect()
 }
 
-fn report(host: &Host, out: &str) -> Value {
+/// The whole file.
+fn file(host: &Host, out: &str) -> Value {
     serde_json::from_slice(&std::fs::read(host.path(out).join("report.json")).unwrap()).unwrap()
+}
+
+/// Its only measurement.
+fn report(host: &Host, out: &str) -> Value {
+    let file = file(host, out);
+    let [one] = file.get("measurements").and_then(Value::as_array).unwrap().as_slice() else { panic!("one measurement expected: {file}") };
+    one.clone()
+}
+
+fn write(path: &std::path::Path, measurement: &Value) {
+    let file = serde_json::json!({"format": "nodus-bench-2", "measurements": [measurement]});
+    std::fs::write(path, serde_json::to_vec(&file).unwrap()).unwrap();
 }
 
 #[test]
@@ -86,13 +99,80 @@ fn reports_are_compared_and_a_slower_one_is_named() {
     let rate = slower["rows"][1]["steady_rate"].as_f64().unwrap();
     slower["rows"][1]["steady_rate"] = (rate / 2.0).into();
     let b = host.path("slower.json");
-    std::fs::write(&b, serde_json::to_vec(&slower).unwrap()).unwrap();
+    write(&b, &slower);
     let (a, b) = (a.to_str().unwrap(), b.to_str().unwrap());
     host.ok(["bench", "compare", a, a]);
     let refused = host.refused(2, ["bench", "compare", a, b]);
     assert!(refused.contains("slower by more than 5 %: fused"), "{refused}");
     host.ok(["bench", "compare", b, a]);
     slower["work"]["jobs"] = 3.into();
-    std::fs::write(b, serde_json::to_vec(&slower).unwrap()).unwrap();
+    write(std::path::Path::new(b), &slower);
     assert!(host.refused(2, ["bench", "compare", a, b]).contains("other work"));
+}
+
+#[test]
+fn an_audit_replays_every_job_and_names_a_row_that_differs() {
+    let host = prepared();
+    let shape = ["--jobs", "2", "--layers", "last:1", "--arms", "fused", "--peak", "0.001"];
+    host.ok(args(&host, "sweep", "out", &shape));
+    // Two jobs take two steps each, of 24 rows: at a GFLOP/s that takes its time.
+    let fused = &report(&host, "out")["rows"][1];
+    assert!(fused["floor"]["seconds"].as_f64().unwrap() > 0.0 && fused["audit"] == "not audited", "{fused}");
+    let out = host.path("out");
+    let audit = |out: &std::path::Path| ["bench", "audit", out.to_str().unwrap(), "--device", "cpu"].map(str::to_owned);
+    let told = host.ok(audit(&out));
+    assert!(told.matches("replayed alone in another process, all bits equal").count() == 2, "{told}");
+    let rows = report(&host, "out")["rows"].clone();
+    assert!(rows.as_array().unwrap().iter().all(|row| row["audit"].as_str().unwrap().starts_with("audited")), "{rows}");
+    assert!(!out.join(".audit").exists());
+
+    // A report that says something else than its receipts is not replayed.
+    let mut altered = report(&host, "out");
+    altered["rows"][1]["jobs"][0]["loss_bits"][2] = "3f800000".into();
+    write(&out.join("report.json"), &altered);
+    let refused = host.refused(2, audit(&out));
+    assert!(refused.contains("row `fused` is not what its receipt says"), "{refused}");
+    // Nor a receipt that nobody signed.
+    let receipt = out.join("receipts/fused.json");
+    let text = std::fs::read_to_string(&receipt).unwrap();
+    std::fs::write(&receipt, text.replace("\"sig\":\"", "\"sig\":\"AA")).unwrap();
+    let refused = host.refused(2, audit(&out));
+    assert!(refused.contains("receipts/fused.json"), "{refused}");
+}
+
+#[test]
+fn a_job_in_the_foreground_changes_no_bit_and_its_steps_are_told() {
+    let host = prepared();
+    let told = host.ok(args(&host, "sweep", "out", &["--jobs", "2", "--layers", "last:1", "--arms", "stock-mps,fused", "--foreground"]));
+    assert!(told.matches("a foreground job beside").count() == 2 && !told.contains("FAILED"), "{told}");
+    let rows = report(&host, "out")["rows"].clone();
+    assert!(rows[0]["foreground"].is_null(), "{rows}");
+    for row in [&rows[1], &rows[2]] {
+        assert!(row["foreground"]["alone_ms"]["p50"].as_f64().unwrap() > 0.0 && row["ratio"].as_f64().is_some(), "{row}");
+        assert!(row["foreground"]["beside_ms"]["p50"].as_f64().unwrap() > 0.0, "{row}");
+        // The one in the foreground is not counted as work of the arm.
+        assert_eq!(row["jobs"].as_array().unwrap().len(), 2);
+    }
+}
+
+#[test]
+fn several_measurements_become_one_report_with_a_table_for_each_question() {
+    let host = prepared();
+    let (sweep, tenants) =
+        (["--jobs", "2", "--layers", "last:1", "--arms", "fused"], ["--jobs", "2", "--layers", "all", "--arms", "packed"]);
+    host.ok(args(&host, "sweep", "a", &sweep));
+    host.ok(args(&host, "tenants", "b", &tenants));
+    let path = |out: &str| host.path(out).join("report.json").to_str().unwrap().to_owned();
+    let all = host.path("all").to_str().unwrap().to_owned();
+    let told = host.ok(["bench".into(), "merge".into(), path("a"), path("b"), "--out".into(), all.clone()]);
+    assert!(told.contains("2 measurements"), "{told}");
+    assert_eq!(file(&host, "all")["measurements"], serde_json::json!([report(&host, "a"), report(&host, "b")]));
+    let page = std::fs::read_to_string(host.path("all/report.html")).unwrap();
+    let tables = ["1. Shared trunk", "2. Reuse", "4. Unrelated tenants"];
+    assert!(tables.iter().all(|table| page.contains(table)) && !page.contains("3. Mean SM activity"), "{page}");
+    let refused = host.refused(2, ["bench".into(), "merge".into(), path("a"), path("a"), "--out".into(), format!("{all}-2")]);
+    assert!(refused.contains("another report given here holds too"), "{refused}");
+    // Only work that both have is compared.
+    let told = host.ok(["bench".into(), "compare".into(), path("a"), path("all"), "--tolerance".into(), "99".into()]);
+    assert!(told.lines().count() == 2, "{told}");
 }

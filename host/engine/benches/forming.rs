@@ -12,7 +12,7 @@ fn forming(criterion: &mut Criterion) {
     for jobs in [1_u32, 16, 256] {
         let item = |job| {
             let adapter = AdapterSlot { job: JobSlot(job), index: 0 };
-            Item { adapter, work: Work::Pass { trunk: TrunkSlot(0), rows: 192 }, sent_us: u64::from(job) }
+            Item { adapter, work: Work::Pass { trunk: TrunkSlot(0), rows: 192 }, is_urgent: false, sent_us: u64::from(job) }
         };
         let (items, previous): (Vec<Item>, BTreeSet<JobSlot>) = ((0..jobs).map(item).collect(), (0..jobs).map(JobSlot).collect());
         let view = View {

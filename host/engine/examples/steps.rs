@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use nodus_engine::plan::matrices;
 use nodus_engine::{Engine, Options};
-use nodus_kernels::cuda::{Cache, CudaDevice, CudaOptions, Precision};
+use nodus_kernels::cuda::{Cache, CudaDevice, CudaOptions, Launching, Precision};
 use nodus_kernels::{AttentionShape, DType, philox};
 use nodus_protocol::{
     AdamW, AdapterSlot, Architecture, Batch, Command, EngineError, JobSlot, LayerSelection, LoraConfig, ModelConfig, Module, Normalisation,
@@ -236,9 +236,9 @@ impl Bench {
             self.engine.device_mut().unpin(true);
             unpinned = format!("{:.2}", self.time(row, steps).wall_ms);
             self.engine.device_mut().unpin(false);
-            self.engine.device_mut().use_graphs(false);
+            self.engine.device_mut().launch_by(Launching::NoGraphs);
             single = format!("{:.2}", self.time(row, steps).wall_ms);
-            self.engine.device_mut().use_graphs(true);
+            self.engine.device_mut().launch_by(Launching::Best);
         }
         let floor = row.floor_ms.map_or("-".to_owned(), |floor| floor.to_string());
         let Times { wall_ms, host_ms, record_ms, launch_ms, forming_ms, optimiser_ms, launches } = times;

@@ -64,6 +64,8 @@ pub struct Engine<D: Device> {
     /// Why nothing works any more.
     pub(crate) lost: Option<EngineError>,
     previous: Option<(TrunkSlot, BTreeSet<JobSlot>)>,
+    /// Jobs that go before others.
+    urgent: BTreeSet<JobSlot>,
 }
 
 impl<D: Device> Engine<D> {
@@ -72,7 +74,8 @@ impl<D: Device> Engine<D> {
         let host_bytes = if device.has_separate_memory() { options.trunk_cache_host_bytes } else { 0 };
         let cache = TrunkCache::new(options.trunk_cache_bytes, host_bytes);
         let (trunks, adapters, counters, clock) = (Vec::new(), BTreeMap::new(), Arc::default(), Box::new(|| 0));
-        Self { device, options, trunks, adapters, cache, counters, clock, is_apart: false, lost: None, previous: None }
+        let urgent = BTreeSet::new();
+        Self { device, options, trunks, adapters, cache, counters, clock, is_apart: false, lost: None, previous: None, urgent }
     }
 
     /// Loads a trunk. Tensors are those of transformers by name (`model.embed_tokens.weight`, ...); others are ignored.
@@ -207,13 +210,17 @@ impl<D: Device> Engine<D> {
             | Command::OptimStep { slot, .. }
             | Command::Export { slot }
             | Command::DropAdapter { slot } => (*slot, None),
-            Command::Reserve { job, .. } | Command::DropJob { job } => (AdapterSlot { job: *job, index: u32::MAX }, None),
+            Command::Reserve { job, .. }
+            | Command::Prioritise { job }
+            | Command::Snapshot { job }
+            | Command::Restore { job, .. }
+            | Command::DropJob { job } => (AdapterSlot { job: *job, index: u32::MAX }, None),
         };
         let work = match (rows, self.adapters.get(&adapter)) {
             (Some(rows), Some(found)) => Work::Pass { trunk: found.trunk, rows },
             _ => Work::Alone,
         };
-        Item { adapter, work, sent_us }
+        Item { adapter, work, is_urgent: self.urgent.contains(&adapter.job), sent_us }
     }
 
     /// What to do with these commands, at this time.
@@ -240,7 +247,11 @@ impl<D: Device> Engine<D> {
         let replies = match decision {
             Decision::Pass(trunk, _) => {
                 let replies = self.pass(*trunk, commands);
-                self.previous = Some((*trunk, commands.iter().map(|command| self.item(command, 0).adapter.job).collect()));
+                let jobs: BTreeSet<JobSlot> = commands.iter().map(|command| self.item(command, 0).adapter.job).collect();
+                // Others do not wait for an urgent job, which does not wait for them.
+                if jobs.is_disjoint(&self.urgent) {
+                    self.previous = Some((*trunk, jobs));
+                }
                 replies
             }
             _ => commands.iter().map(|command| self.manage(command)).collect(),
@@ -275,7 +286,14 @@ impl<D: Device> Engine<D> {
                 let free_bytes = self.free_bytes();
                 self.counters.jobs().reserve(*job, *adapter_bytes, *activation_bytes, free_bytes).map(|()| Reply::Done)
             }
+            Command::Snapshot { job } => self.snapshot(*job).map(|state| Reply::State(Box::new(state))),
+            Command::Restore { job, trunk, cohort, state } => self.restore(*job, (*trunk, *cohort), state).map(|()| Reply::Done),
+            Command::Prioritise { job } => {
+                self.urgent.insert(*job);
+                Ok(Reply::Done)
+            }
             Command::DropJob { job } => {
+                self.urgent.remove(job);
                 let slots: Vec<AdapterSlot> = self.adapters.keys().copied().filter(|slot| slot.job == *job).collect();
                 slots.into_iter().for_each(|slot| drop(self.uninstall(slot)));
                 self.counters.jobs().ended(*job);
@@ -296,6 +314,12 @@ impl<D: Device> Engine<D> {
         seed: u64,
         cohort: Option<u64>,
     ) -> Result<Adapter<D>, EngineError> {
+        let model = self.make_room(slot, trunk, config)?;
+        Adapter::create(&mut self.device, slot, (trunk, &model), config, seed, cohort).map_err(|error| to_job(&error))
+    }
+
+    /// Checks that an adapter may be made, and makes room for it; its model.
+    pub(crate) fn make_room(&mut self, slot: AdapterSlot, trunk: TrunkSlot, config: &LoraConfig) -> Result<ModelConfig, EngineError> {
         if self.adapters.contains_key(&slot) {
             return Err(EngineError::invalid(format!("adapter {} exists already, expected a free slot", slot.index)));
         }
@@ -306,10 +330,10 @@ impl<D: Device> Engine<D> {
         if needed_bytes > self.device.free_bytes() {
             self.cache.release(&mut self.device).map_err(|error| to_job(&error))?;
         }
-        Adapter::create(&mut self.device, slot, (trunk, &model), config, seed, cohort).map_err(|error| to_job(&error))
+        Ok(model)
     }
 
-    fn install(&mut self, slot: AdapterSlot, adapter: Adapter<D>) -> Reply {
+    pub(crate) fn install(&mut self, slot: AdapterSlot, adapter: Adapter<D>) -> Reply {
         self.counters.jobs().granted(slot, adapter.sites.state_bytes(), adapter.sites.weight_bytes());
         self.adapters.insert(slot, adapter);
         Reply::Done

@@ -13,6 +13,8 @@ pub struct Item {
     pub adapter: AdapterSlot,
     /// What it needs.
     pub work: Work,
+    /// Whether its job goes before others.
+    pub is_urgent: bool,
     /// When it was sent, in microseconds of the caller's clock.
     pub sent_us: u64,
 }
@@ -67,6 +69,9 @@ pub enum Decision {
 /// Decides. Only the first waiting command of an adapter can run. Those that need no pass go first. The trunk of the oldest of the
 /// others is served, and the oldest is always in the pass, so that nothing starves; younger ones join while they fit. If a job of the last
 /// pass on this trunk has not sent its next command, the pass waits for it, at most `linger_us` from when it could first have run.
+///
+/// Urgent jobs go first, in passes of their own that wait for nobody: such a job waits for the pass under way and for other urgent ones.
+/// Others may starve while urgent jobs ask without a pause.
 #[must_use]
 pub fn decide(view: &View<'_>) -> Decision {
     let mut adapters = BTreeSet::new();
@@ -75,12 +80,15 @@ pub fn decide(view: &View<'_>) -> Decision {
     if !alone.is_empty() {
         return Decision::Alone(alone);
     }
+    let urgent: Vec<(usize, &Item)> = heads.iter().filter(|(_, item)| item.is_urgent).copied().collect();
+    let is_urgent = !urgent.is_empty();
+    let heads = if is_urgent { urgent } else { heads };
     let Some((oldest, Work::Pass { trunk, .. })) = heads.first().map(|(_, item)| (*item, item.work)) else {
         return Decision::Idle;
     };
     let (members, full) = gather(&heads, trunk, view.rows_max);
     let until_us = oldest.sent_us.max(view.previous_end_us).saturating_add(view.linger_us);
-    if !full && view.now_us < until_us && misses_a_job(view, trunk, &heads) {
+    if !is_urgent && !full && view.now_us < until_us && misses_a_job(view, trunk, &heads) {
         return Decision::Wait { until_us };
     }
     Decision::Pass(trunk, members)
@@ -125,7 +133,7 @@ mod tests {
     const PASS_US: u64 = 500;
 
     fn item(job: u32, index: u32, work: Work, sent_us: u64) -> Item {
-        Item { adapter: AdapterSlot { job: JobSlot(job), index }, work, sent_us }
+        Item { adapter: AdapterSlot { job: JobSlot(job), index }, work, is_urgent: false, sent_us }
     }
 
     fn pass(trunk: u32, rows: usize) -> Work {
@@ -263,6 +271,19 @@ mod tests {
             };
             prop_assert_eq!(decide(&view), Decision::Pass(TrunkSlot(0), vec![0]));
         }
+    }
+
+    #[test]
+    fn an_urgent_job_goes_first_alone_and_waits_for_nobody() {
+        let jobs = BTreeSet::from([JobSlot(0), JobSlot(1), JobSlot(2)]);
+        let urgent = Item { is_urgent: true, ..item(2, 0, pass(0, 10), 1_500) };
+        let items = [item(0, 0, pass(0, 10), 1_000), item(1, 0, pass(1, 10), 1_200), urgent];
+        let previous = Some((TrunkSlot(0), &jobs));
+        let view = |items| View { items, previous, previous_end_us: 900, now_us: 1_500, linger_us: LINGER_US, rows_max: ROWS_MAX };
+        assert_eq!(decide(&view(&items)), Decision::Pass(TrunkSlot(0), vec![2]));
+        // Its own commands stay in order, and what needs no pass still goes first.
+        let barred = [item(2, 0, Work::Alone, 1_000), urgent];
+        assert_eq!(decide(&view(&barred)), Decision::Alone(vec![0]));
     }
 
     #[test]

@@ -220,7 +220,11 @@ fn failed() -> EngineError {
 
 fn slot_of(command: &Command) -> Option<AdapterSlot> {
     match command {
-        Command::Reserve { .. } | Command::DropJob { .. } => None,
+        Command::Reserve { .. }
+        | Command::Prioritise { .. }
+        | Command::Snapshot { .. }
+        | Command::Restore { .. }
+        | Command::DropJob { .. } => None,
         Command::CreateAdapter { slot, .. }
         | Command::LoadAdapter { slot, .. }
         | Command::ForwardBackward { slot, .. }
@@ -229,5 +233,26 @@ fn slot_of(command: &Command) -> Option<AdapterSlot> {
         | Command::Evaluate { slot, .. }
         | Command::Export { slot }
         | Command::DropAdapter { slot } => Some(*slot),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nodus_kernels::cpu::CpuDevice;
+
+    use super::*;
+    use crate::Options;
+
+    #[test]
+    fn a_job_is_urgent_from_when_it_is_said_until_it_is_dropped() {
+        let mut engine = Engine::new(CpuDevice::new(1).unwrap(), Options::default());
+        let job = JobSlot(3);
+        let mut tell = |command: &Command| {
+            engine.carry_out(&Decision::Alone(vec![0]), &[command]).pop().unwrap().unwrap();
+            let of = |job| engine.item(&Command::Export { slot: AdapterSlot { job, index: 0 } }, 0).is_urgent;
+            (of(job), of(JobSlot(4)))
+        };
+        assert_eq!(tell(&Command::Prioritise { job }), (true, false));
+        assert_eq!(tell(&Command::DropJob { job }), (false, false));
     }
 }

@@ -54,6 +54,7 @@ pub(super) fn job(store: &Store, workshop: &Workshop, predicate: &Predicate) -> 
         limits: predicate.limits,
         stop_at: predicate.events.iter().map(|ExternalEvent::StopRequested { call }| *call).next(),
         cohort: 0,
+        is_urgent: false,
         tokens: Mutex::default(),
     })
 }

@@ -85,6 +85,11 @@ impl Arm {
         }
     }
 
+    /// Whether all jobs are at work at the same time, ours.
+    pub(super) fn is_at_once(self) -> bool {
+        self.peer().is_none() && !matches!(self, Self::Dedicated | Self::DedicatedCache)
+    }
+
     /// Whether members of a sweep share the trunk's activations.
     pub(super) fn shares(self) -> bool {
         matches!(self, Self::Fused | Self::FusedCache)
@@ -93,6 +98,11 @@ impl Arm {
     /// Whether activations are kept for later epochs.
     pub(super) fn keeps(self) -> bool {
         matches!(self, Self::DedicatedCache | Self::FusedCache)
+    }
+
+    /// As options and files call it.
+    pub(super) fn key(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
     /// As tables call it.

@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use super::activity::{Activity, Stretch};
 use super::arm::{Arm, Company};
 use super::mps::Mps;
+use super::variant::Variant;
 use super::words::{Done, Order, PeerOrder, Ready};
 use super::work::Work;
 use crate::cli::DeviceArgs;
@@ -26,7 +27,7 @@ pub(super) struct Yard<'a> {
     /// A folder of ours that nobody else looks into.
     pub(super) private: &'a Path,
     pub(super) device: DeviceArgs,
-    pub(super) graphs: bool,
+    pub(super) variant: Variant,
     /// Whether the device is a card.
     pub(super) on_card: bool,
     pub(super) peer: Option<Peer>,
@@ -63,14 +64,33 @@ impl Yard<'_> {
     /// # Errors
     /// Ours: a process failed.
     pub(super) fn run(&self, arm: Arm, work: &Work, mut note: impl FnMut(&str)) -> anyhow::Result<Taken> {
-        let processes = arm.processes(work.jobs);
-        let orders: Vec<Order> = processes
-            .into_iter()
-            .map(|jobs| Order { work: work.clone(), jobs, shares: arm.shares() || arm.keeps(), graphs: self.graphs })
-            .collect();
+        self.carry_out(arm, work, arm.processes(work.jobs), &mut note)
+    }
+
+    /// Runs the jobs as an arm does with one more in the foreground; in the dedicated arm that one alone.
+    ///
+    /// # Errors
+    /// Ours: a process failed.
+    pub(super) fn run_beside(&self, arm: Arm, work: &Work, mut note: impl FnMut(&str)) -> anyhow::Result<Taken> {
+        let urgent = work.jobs;
+        let mut processes = if arm == Arm::Dedicated { Vec::new() } else { arm.processes(urgent) };
+        match (arm.company(), processes.as_mut_slice()) {
+            (Company::Alone, [one]) => one.push(urgent),
+            _ => processes.push(vec![urgent]),
+        }
+        note("with a job in the foreground:");
+        self.carry_out(arm, work, processes, &mut note)
+    }
+
+    fn carry_out(&self, arm: Arm, work: &Work, processes: Vec<Vec<u32>>, note: &mut impl FnMut(&str)) -> anyhow::Result<Taken> {
+        let order = |jobs: Vec<u32>| {
+            let urgent = jobs.contains(&work.jobs).then_some(work.jobs);
+            Order { work: work.clone(), jobs, shares: arm.shares() || arm.keeps(), variant: self.variant, urgent }
+        };
+        let orders: Vec<Order> = processes.into_iter().map(order).collect();
         match arm.company() {
-            Company::Alone => self.one_by_one(arm, &orders, &mut note),
-            Company::Together(percentage) => self.together(arm, &orders, percentage, &mut note),
+            Company::Alone => self.one_by_one(arm, &orders, note),
+            Company::Together(percentage) => self.together(arm, &orders, percentage, note),
         }
     }
 
@@ -95,9 +115,15 @@ impl Yard<'_> {
     fn together(&self, arm: Arm, orders: &[Order], percentage: Option<u8>, note: &mut impl FnMut(&str)) -> anyhow::Result<Taken> {
         note(&format!("{}: {} processes at once", arm.name(), orders.len()));
         let mps = self.on_card.then(|| Mps::start(self.private.to_owned())).transpose()?;
-        let environment = mps.as_ref().map_or_else(Vec::new, |mps| mps.environment(percentage));
+        let is_mixed = orders.iter().any(|order| order.urgent.is_some());
+        let environment = |order: &Order| {
+            let mut environment = mps.as_ref().map_or_else(Vec::new, |mps| mps.environment(percentage));
+            environment.extend(mps.as_ref().filter(|_| is_mixed).map(|_| Mps::priority(order.urgent.is_some())));
+            environment
+        };
         let began = Instant::now();
-        let mut workers = orders.iter().map(|order| Worker::start(self, arm, order, &environment)).collect::<anyhow::Result<Vec<_>>>()?;
+        let start = |order| Worker::start(self, arm, order, &environment(order));
+        let mut workers = orders.iter().map(start).collect::<anyhow::Result<Vec<_>>>()?;
         let ready = workers.iter_mut().map(Worker::ready).collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(mps) = &mps {
             let ids: Vec<u32> = workers.iter().map(|worker| worker.child.id()).collect();

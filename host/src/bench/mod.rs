@@ -4,13 +4,20 @@
 
 mod activity;
 pub(crate) mod arm;
+mod audit;
 mod compare;
+mod files;
 mod fleet;
+mod floor;
 mod html;
+mod ledger;
 mod mps;
+mod overview;
 mod published;
+mod receipts;
 mod report;
 mod table;
+pub(crate) mod variant;
 mod words;
 mod work;
 mod worker;
@@ -29,15 +36,14 @@ use crate::paths::{Paths, shown};
 use crate::random;
 use crate::run::choice::{Chosen, choose};
 use crate::run::inputs::{OpenModel, Weights};
-use crate::store::{Store, write_synced};
+use crate::store::Store;
 use activity::Activity;
 use arm::Arm;
 use fleet::{Peer, Yard};
-use report::{FORMAT, Ledger, Report, Setting};
+use ledger::Ledger;
+use report::{Measurement, Report, Setting};
+use variant::Variant;
 use work::{Kind, Work};
-
-/// Largest report that is read.
-const REPORT_BYTES_MAX: u64 = 256 << 20;
 
 /// Measures, or holds two measurements against each other.
 ///
@@ -65,6 +71,8 @@ pub(crate) fn run(
             worker::work((store, surroundings), *device, keep, &mut BufReader::new(std::io::stdin()), out)?;
             Ok(Ending::Done)
         }
+        BenchMode::Audit { folder, device } => audit::audit((store, surroundings), data_dir, (folder, *device), out),
+        BenchMode::Merge { reports, out: into } => merge(surroundings.paths, reports, into, out),
         BenchMode::Compare { a, b, tolerance } => hold_against(surroundings.paths, (a, b), *tolerance, out),
     }
 }
@@ -87,11 +95,12 @@ impl Asked<'_> {
             (false, Kind::Sweep) => "sweep",
             (false, Kind::Tenants) => "tenants",
         };
-        let BenchArgs { model, layers, jobs, shape, labelled, batches, epochs, warmup, rank, seed, no_graphs, .. } = self.args;
-        let graphs = if *no_graphs { " --no-graphs" } else { "" };
+        let BenchArgs { model, layers, jobs, shape, labelled, batches, epochs, warmup, rank, seed, variant, foreground, .. } = self.args;
+        let variant = if *variant == Variant::Base { String::new() } else { format!(" --variant {}", variant.name()) };
+        let foreground = if *foreground { " --foreground" } else { "" };
         format!(
             "nodus-host bench {verb} --model {model} --layers {layers} --jobs {jobs} --shape {shape} --labelled {labelled} --batches {batches} \
-             --epochs {epochs} --warmup {warmup} --rank {rank} --seed {seed}{graphs}"
+             --epochs {epochs} --warmup {warmup} --rank {rank} --seed {seed}{variant}{foreground}"
         )
     }
 }
@@ -113,8 +122,11 @@ fn measure(store: &Store, surroundings: &Surroundings, data_dir: &Path, asked: &
     let peer = python.map(|python| peer(store, data_dir, python, &model, &chosen)).transpose()?;
     let tolerance = asked.tolerance.unwrap_or(if chosen.dtype() == Dtype::Bf16 { 5e-2 } else { 1e-3 });
     let activity = chosen.ordinal().and_then(Activity::open);
-    let yard = Yard { peer, activity, data_dir, keep: &keep, private: &private, device: args.device, graphs: !args.no_graphs, on_card };
+    let yard = Yard { peer, activity, data_dir, keep: &keep, private: &private, device: args.device, variant: args.variant, on_card };
     let mut setting = setting(&work, args, &model, chosen.name())?;
+    let peak = args.peak.map(|tera| tera * 1e12).or_else(|| floor::known_rate(&setting.device));
+    let alone =
+        args.foreground.then(|| yard.run_beside(Arm::Dedicated, &work, say)).transpose().context("running the foreground job alone")?;
     let mut rows = Vec::new();
     for arm in arms {
         let taken = yard.run(arm, &work, say).with_context(|| format!("running the arm `{}`", arm.name()))?;
@@ -122,23 +134,30 @@ fn measure(store: &Store, surroundings: &Surroundings, data_dir: &Path, asked: &
             setting.device_class.clone_from(&ready.class);
             setting.device.clone_from(&ready.device);
         }
-        let mut ledger = Ledger { work: &work, setting: &setting, on_card, tolerance, rows };
+        let mut ledger = Ledger { work: &work, setting: &setting, on_card, tolerance, model: &model.config, peak, rows };
         ledger.enter(arm, taken);
+        if let Some(alone) = alone.as_ref().filter(|_| arm.is_at_once()) {
+            let beside =
+                yard.run_beside(arm, &work, say).with_context(|| format!("running the arm `{}` with a foreground job", arm.name()))?;
+            ledger.enter_foreground(alone, &beside);
+        }
         rows = ledger.rows;
     }
-    let command = asked.command();
-    let (format, version) = (FORMAT.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-    let report = Report { format, version, command, unix_ms: unix_ms(), work, setting, rows };
+    let (version, command) = (env!("CARGO_PKG_VERSION").to_owned(), asked.command());
+    let measured = Measurement { version, command, unix_ms: unix_ms(), work, setting, rows };
     let dir = paths.open_dir(&folder)?;
     dir.remove_dir_all(".mps").context("removing the MPS daemon's folder")?;
-    write_synced(&dir, "report.json", &serde_json::to_vec_pretty(&report)?)?;
-    write_synced(&dir, "report.html", html::page(&report).as_bytes())?;
-    for line in table::lines(&report) {
-        writeln!(out, "{line}").context("writing to standard output")?;
-    }
-    writeln!(out, "kept in {}: report.json, report.html, adapters/", shown(&args.out)).context("writing to standard output")?;
-    let failed: Vec<&str> = report.rows.iter().filter(|row| !row.check.passed()).map(|row| row.arm.name()).collect();
-    if failed.is_empty() { Ok(Ending::Done) } else { Err(user(format!("bits differ from the dedicated arm's in: {}", failed.join(", ")))) }
+    tell(&table::lines(&measured), out)?;
+    let failed: Vec<&str> = measured.rows.iter().filter(|row| !row.check.passed()).map(|row| row.arm.name()).collect();
+    let failed = failed.join(", ");
+    receipts::seal(&dir, &store.dir()?, &measured)?;
+    files::write(&dir, &Report::of(vec![measured]))?;
+    tell(&[format!("kept in {}: report.json, report.html, receipts/, adapters/", shown(&args.out))], out)?;
+    if failed.is_empty() { Ok(Ending::Done) } else { Err(user(format!("bits differ from the dedicated arm's in: {failed}"))) }
+}
+
+fn tell(lines: &[String], out: &mut dyn Write) -> anyhow::Result<()> {
+    lines.iter().try_for_each(|line| writeln!(out, "{line}")).context("writing to standard output")
 }
 
 fn say(text: &str) {
@@ -239,19 +258,30 @@ fn setting(work: &Work, args: &BenchArgs, model: &OpenModel, device: String) -> 
         host: args.label.to_string(),
         device,
         device_class: std::collections::BTreeMap::new(),
-        graphs: !args.no_graphs,
+        variant: args.variant,
     })
 }
 
 fn hold_against(paths: Paths, (a, b): (&Path, &Path), tolerance: f64, out: &mut dyn Write) -> anyhow::Result<Ending> {
-    let read = |path: &Path| -> anyhow::Result<Report> {
-        let text = paths.read(path, REPORT_BYTES_MAX)?;
-        serde_json::from_slice(&text).map_err(|error| user(format!("{} is no report of `bench`: {error}", shown(path))))
-    };
-    let changes = compare::compare(&read(a)?, &read(b)?, tolerance)?;
-    for change in &changes {
-        writeln!(out, "{}", change.line()).context("writing to standard output")?;
-    }
+    let changes = compare::compare(&files::read(paths, a)?, &files::read(paths, b)?, tolerance)?;
+    tell(&changes.iter().map(compare::Change::line).collect::<Vec<_>>(), out)?;
     let slower: Vec<&str> = changes.iter().filter(|change| change.is_regression).map(|change| change.arm.as_str()).collect();
     if slower.is_empty() { Ok(Ending::Done) } else { Err(user(format!("slower by more than {tolerance} %: {}", slower.join(", ")))) }
+}
+
+/// Puts measurements side by side in one report.
+fn merge(paths: Paths, reports: &[PathBuf], into: &Path, out: &mut dyn Write) -> anyhow::Result<Ending> {
+    let mut measurements: Vec<Measurement> = Vec::new();
+    for path in reports {
+        for measured in files::read(paths, path)?.measurements {
+            if measurements.contains(&measured) {
+                return Err(user(format!("{} holds a measurement that another report given here holds too", shown(path))));
+            }
+            measurements.push(measured);
+        }
+    }
+    let count = measurements.len();
+    files::write(&paths.open_dir(&folder(paths, into)?)?, &Report::of(measurements))?;
+    tell(&[format!("{count} measurements in {}: report.json, report.html", shown(into))], out)?;
+    Ok(Ending::Done)
 }

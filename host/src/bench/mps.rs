@@ -39,6 +39,11 @@ impl Mps {
         variables
     }
 
+    /// What tells the driver whether a client goes before others.
+    pub(super) fn priority(is_urgent: bool) -> (&'static str, String) {
+        ("CUDA_MPS_CLIENT_PRIORITY", u32::from(!is_urgent).to_string())
+    }
+
     /// Waits until all these processes are its clients.
     ///
     /// # Errors

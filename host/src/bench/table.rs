@@ -3,11 +3,11 @@
 //! Shows what the report holds and computes nothing.
 
 use super::published;
-use super::report::{Report, Row};
+use super::report::{Measurement, Row};
 
 /// Lines for people.
-pub(super) fn lines(report: &Report) -> Vec<String> {
-    let setting = &report.setting;
+pub(super) fn lines(measured: &Measurement) -> Vec<String> {
+    let setting = &measured.setting;
     let mut lines = vec![
         format!("{}: {}", setting.host, setting.title),
         format!(
@@ -15,8 +15,8 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
             setting.device, setting.unit, setting.units
         ),
     ];
-    lines.extend(grid(&report.rows.iter().map(cells).collect::<Vec<_>>()));
-    lines.extend(report.rows.iter().filter_map(|row| {
+    lines.extend(grid(&measured.rows.iter().map(cells).collect::<Vec<_>>()));
+    lines.extend(measured.rows.iter().filter_map(|row| {
         let reuse = row.bound?;
         let reached = row.ratio.map_or_else(String::new, |ratio| format!(", reached {:.1} %", 100.0 * ratio / reuse.bound));
         Some(format!(
@@ -28,18 +28,44 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
             reuse.bound
         ))
     }));
-    lines.extend(report.rows.iter().map(|row| format!("{}: {}", row.arm.name(), row.meaning)));
+    lines.extend(measured.rows.iter().filter_map(|row| {
+        let foreground = row.foreground?;
+        let (alone, beside) = (foreground.alone_ms, foreground.beside_ms);
+        Some(format!(
+            "{}, a foreground job beside: step p50 {:.2} ms, p95 {:.2} ms; alone {:.2} and {:.2}: {:.2} times as long",
+            row.arm.name(),
+            beside.p50,
+            beside.p95,
+            alone.p50,
+            alone.p95,
+            foreground.slowdown()
+        ))
+    }));
+    lines.extend(measured.rows.iter().map(|row| format!("{}: {}", row.arm.name(), row.meaning)));
     lines.extend(
-        published::beside(&report.work)
+        published::beside(&measured.work)
             .map(|published| format!("published (technical report 019): {} against {}", published.ratio, published.comparator)),
     );
     lines
 }
 
-const HEAD: [&str; 11] =
-    ["arm", "steady s", "units/s", "x dedicated", "x stock MPS", "cold s", "cold x", "step p50 ms", "p95 ms", "SM activity", "bits"];
+const HEAD: [&str; 13] = [
+    "arm",
+    "steady s",
+    "units/s",
+    "x dedicated",
+    "x stock MPS",
+    "cold s",
+    "cold x",
+    "all one step ms",
+    "x floor",
+    "step p50 ms",
+    "p95 ms",
+    "SM activity",
+    "bits",
+];
 
-fn cells(row: &Row) -> [String; 11] {
+fn cells(row: &Row) -> [String; 13] {
     let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
     let activity = row.sm_activity.map_or_else(|| "n/a".to_owned(), |part| format!("{:.0} %", 100.0 * part));
     [
@@ -50,6 +76,8 @@ fn cells(row: &Row) -> [String; 11] {
         ratio(row.ratio_to_stock_mps),
         format!("{:.2}", row.cold_seconds),
         ratio(row.cold_ratio),
+        format!("{:.2}", row.round_ms()),
+        ratio(row.floor.map(|floor| row.steady_seconds / floor.seconds)),
         format!("{:.2}", row.step_ms.p50),
         format!("{:.2}", row.step_ms.p95),
         activity,
@@ -72,17 +100,17 @@ pub(super) fn verdict(row: &Row) -> String {
     }
 }
 
-fn grid(rows: &[[String; 11]]) -> Vec<String> {
+fn grid(rows: &[[String; 13]]) -> Vec<String> {
     let head = HEAD.map(str::to_owned);
     let all = || std::iter::once(&head).chain(rows);
-    let mut widths = [0; 11];
+    let mut widths = [0; 13];
     for row in all() {
         widths.iter_mut().zip(row).for_each(|(width, cell)| *width = (*width).max(cell.chars().count()));
     }
-    let line = |row: &[String; 11]| {
+    let line = |row: &[String; 13]| {
         let cells = row.iter().zip(widths).enumerate().map(|(i, (cell, width))| match i {
             // Names stand to the left, numbers to the right.
-            0 | 10 => format!("{cell:<width$}"),
+            0 | 12 => format!("{cell:<width$}"),
             _ => format!("{cell:>width$}"),
         });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use nodus_protocol::Digest;
 use serde::{Deserialize, Serialize};
 
+use super::variant::Variant;
 use super::work::Work;
 use crate::run::sharing::Sharing;
 
@@ -18,8 +19,9 @@ pub(super) struct Order {
     pub(super) jobs: Vec<u32>,
     /// Whether members of a sweep share the trunk's activations.
     pub(super) shares: bool,
-    /// CUDA graphs.
-    pub(super) graphs: bool,
+    pub(super) variant: Variant,
+    /// A job whose passes go before those of others.
+    pub(super) urgent: Option<u32>,
 }
 
 /// What a PyTorch process is to run.

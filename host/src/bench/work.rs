@@ -77,10 +77,13 @@ impl Work {
 
     /// What a job's adapter starts from.
     pub(super) fn adapter_seed(&self, job: u32) -> u64 {
-        match self.kind {
-            Kind::Sweep => self.seed,
-            Kind::Tenants => self.seed.wrapping_add(u64::from(job)),
-        }
+        self.seed.wrapping_add(u64::from(self.owner(job)))
+    }
+
+    /// Whose data, start and cohort a job has: members of a sweep share one's, a stranger has its own. So has the job in the foreground,
+    /// whose number comes after all others.
+    fn owner(&self, job: u32) -> u32 {
+        if self.kind == Kind::Sweep && job < self.jobs { 0 } else { job }
     }
 
     /// The job's adapter; `shares` where it may use what others of its sweep, or itself before, have computed.
@@ -94,10 +97,7 @@ impl Work {
             layers: self.layers.clone(),
             overrides: Vec::new(),
         };
-        let cohort = match self.kind {
-            Kind::Sweep => 0,
-            Kind::Tenants => u64::from(job),
-        };
+        let cohort = u64::from(self.owner(job));
         Command::CreateAdapter { slot: slot(job), trunk, config, seed: self.adapter_seed(job), cohort: shares.then_some(cohort) }
     }
 
@@ -124,10 +124,7 @@ impl Work {
     }
 
     fn batch(&self, model: &ModelConfig, job: u32, number: u32) -> Result<Batch, EngineError> {
-        let owner = match self.kind {
-            Kind::Sweep => 0,
-            Kind::Tenants => job,
-        };
+        let owner = self.owner(job);
         let vocabulary = u32::try_from(model.vocab_size).unwrap_or(u32::MAX);
         let sequence = |sequence: u32| {
             let token = |position: u32| {

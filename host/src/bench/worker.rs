@@ -42,13 +42,16 @@ pub(super) fn work(
     let model = OpenModel::open(store, &name)?;
     let chosen = choose(store, surroundings, (device.device, device.dtype), std::iter::once(&model))?;
     let rig = Rig { chosen: &chosen, args: device, buffer_bytes_max: device.memory.unwrap_or(u64::MAX), expected: None };
-    let engine = Device::start_with(std::iter::once(&model), rig, order.graphs)?;
+    let engine = Device::start_with(std::iter::once(&model), rig, order.variant.launching())?;
     let trunk = engine.trunk(&model)?;
 
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("starting the runtime")?;
     let jobs = Jobs { order: &order, model: &model.config, engine: &trunk.engine, trunk: trunk.slot };
     let (warmup, steps) = (order.work.warmup, order.work.steps());
     let (first, rest) = (jobs.commands(0..warmup, true)?, jobs.commands(warmup..warmup + steps, false)?);
+    if let Some(urgent) = order.urgent {
+        runtime.block_on(trunk.engine.call(Command::Prioritise { job: slot(urgent).job }))?;
+    }
     let (warm, _) = runtime.block_on(jobs.run(first))?;
     let before = Sharing::of(&engine.counts());
     tell(out, &Ready { class: engine.class(&model), device: chosen.name() })?;

@@ -12,6 +12,7 @@ use nodus_protocol::LayerSelection;
 
 use super::device::DeviceArgs;
 use crate::bench::arm::Arm;
+use crate::bench::variant::Variant;
 use crate::name::Name;
 
 /// Measurements.
@@ -45,6 +46,23 @@ pub enum BenchMode {
         /// Per cent that a row may be slower
         #[arg(long, default_value_t = 5.0, value_parser = percentage)]
         tolerance: f64,
+    },
+    /// Run every job of a measurement again, alone, in a process of its own, and hold it against the receipts of all arms
+    Audit {
+        /// A folder that `bench sweep` or `bench tenants` wrote
+        folder: PathBuf,
+        /// Which device, and how it is used; as in the measurement
+        #[command(flatten)]
+        device: DeviceArgs,
+    },
+    /// Put several measurements into one report, with the tables that they have something for
+    Merge {
+        /// Reports, each a report.json
+        #[arg(required = true)]
+        reports: Vec<PathBuf>,
+        /// A folder for report.json and report.html; must not exist or be empty
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
     },
     /// Run some jobs of a measurement; started by this program itself
     #[command(hide = true)]
@@ -94,9 +112,15 @@ pub struct BenchArgs {
     /// Arms to run, of all [default: all that this device has]. The dedicated arm always runs: the others are checked against it
     #[arg(long, value_delimiter = ',', value_enum)]
     pub arms: Vec<Arm>,
-    /// Repeat every arm with CUDA graphs off in place of on, to see what they bring
+    /// How every arm's launches reach the card: at their best, or with one of their means taken away, to see what it brings
+    #[arg(long, value_enum, default_value_t = Variant::Base)]
+    pub variant: Variant,
+    /// Run every arm of ours whose jobs are at work at once a second time, with one more job of high priority, and tell how its steps fare
     #[arg(long)]
-    pub no_graphs: bool,
+    pub foreground: bool,
+    /// TFLOP/s that the device's matrix products reach, for the floor under each time [default: what is known of the device, else no floor]
+    #[arg(long, value_name = "TFLOPS", value_parser = above_zero)]
+    pub peak: Option<f64>,
     /// Price of the device for an hour, in whatever currency
     #[arg(long, default_value_t = 1.0)]
     pub price: f64,
@@ -172,6 +196,13 @@ fn percentage(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if (0.0..100.0).contains(&value) => Ok(value),
         _ => Err("expected per cent, from 0 to below 100".to_owned()),
+    }
+}
+
+fn above_zero(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
+        _ => Err("expected a number above 0".to_owned()),
     }
 }
 

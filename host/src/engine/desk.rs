@@ -51,7 +51,10 @@ async fn work(store: &Store, surroundings: &Surroundings, commands: StdStream, c
         }
     };
     let (command_reader, command_writer) = split(commands)?;
-    let serving = serve_wire(command_reader, command_writer, device.client(), Grants::whole(), u64::from(u32::MAX));
+    let engine = device.client();
+    #[cfg(debug_assertions)]
+    let engine = super::planted::planted(engine);
+    let serving = serve_wire(command_reader, command_writer, Grants::whole(engine), u64::from(u32::MAX));
     writer.send(&FromEngine::Ready(Box::new(facts))).await?;
     tokio::select! {
         ended = serving => ended.context("serving the parent's commands"),

@@ -3,6 +3,8 @@
 //! Knows slots and numbers as the engine does; no tenant, no component.
 
 mod desk;
+#[cfg(debug_assertions)]
+mod planted;
 mod process;
 mod words;
 

@@ -169,6 +169,12 @@ impl Process {
         self.fate.seal(None);
         self.ended().await;
     }
+
+    /// Ends it for a reason, which is how it ended, and waits until it is gone.
+    pub(crate) async fn condemn(&self, reason: String) {
+        self.fate.seal(Some(reason));
+        self.ended().await;
+    }
 }
 
 /// Passes words on, and asks for a word now and then. Ends when nobody has more to say, or nobody listens.

@@ -12,7 +12,7 @@ use nodus_formats::{data, peft};
 use nodus_kernels::DType;
 use nodus_protocol::{AdapterWeights, Digest};
 use nodus_sandbox::Limits;
-use nodus_state::{FileRef, HeldOut, Named, Role, State, Work};
+use nodus_state::{FileRef, HeldOut, Named, Priority, Role, State, Work};
 
 use crate::cli::{DeviceArgs, DeviceChoice, Dtype};
 use crate::error::user;
@@ -114,6 +114,7 @@ impl Cellar {
             limits,
             stop_at: work.stop_question,
             cohort,
+            is_urgent: spec.priority == Priority::High,
             tokens: Mutex::default(),
         })
     }

@@ -6,15 +6,18 @@ mod attempt;
 mod board;
 mod cellar;
 mod engines;
+mod follow;
 mod homes;
 mod obey;
 mod options;
 mod scene;
 mod settle;
+mod suspects;
 mod transcript;
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use nodus_protocol::Digest;
@@ -27,6 +30,7 @@ use crate::app::Surroundings;
 use crate::books::Books;
 use crate::cli::{DeviceArgs, FloorArgs, SandboxArgs};
 use crate::guest::{Terms, Workshop};
+use crate::journal::Shelf;
 use crate::store::Store;
 
 use board::Board;
@@ -39,6 +43,9 @@ const GATHER: Duration = Duration::from_millis(20);
 const END: Duration = Duration::from_secs(5);
 /// How often it is decided though nothing changed: patience and idle times run on.
 const TICK: Duration = Duration::from_secs(1);
+
+/// How often journals are looked through for those that nobody needs.
+const SWEEP: Duration = Duration::from_secs(3600);
 
 /// Memory of each engine's trunk cache, where the operator does not say.
 const TRUNK_CACHE_BYTES: u64 = 256 << 20;
@@ -66,6 +73,8 @@ struct Shared {
     settings: Digest,
     books: Mutex<Books>,
     cellar: Cellar,
+    /// Of the jobs' journals.
+    shelf: Shelf,
     options: Options,
     board: Mutex<Board>,
     /// Something changed.
@@ -101,7 +110,8 @@ impl Floor {
             memory: None,
         };
         let places = options::places(surroundings, &args.devices, args.memory)?;
-        let options = Options::new(places, device, surroundings.devices.clone(), terms)?;
+        let mut options = Options::new(places, device, surroundings.devices.clone(), terms)?;
+        options.snapshot_every = args.snapshot_every.unwrap_or(options.snapshot_every);
         let sandbox = Sandbox::new(SandboxOptions { upload: Limits::DEFAULT })?;
         let workshop = Arc::new(Workshop::open(&store, &sandbox, terms)?);
         Self::open(Parts { state, store, workshop, settings: sandbox.settings(), options }).map(Some)
@@ -118,9 +128,11 @@ impl Floor {
             state.requeue(&claim, "the service was started again").context("putting a job back into the queue")?;
         }
         let books = Mutex::new(Books::open(store.dir()?)?);
+        let shelf = Shelf::open(&store.dir()?)?;
+        sweep(&state, &shelf)?;
         let cellar = Cellar::new(state.clone(), store.clone(), workshop);
         let (board, wake) = (Mutex::default(), Notify::new());
-        let shared = Arc::new(Shared { state: state.clone(), store, settings, books, cellar, options, board, wake });
+        let shared = Arc::new(Shared { state: state.clone(), store, settings, books, cellar, shelf, options, board, wake });
         let listener = Arc::downgrade(&shared);
         state.listen(move |change| {
             if change.what != What::Events
@@ -158,9 +170,29 @@ impl Floor {
     }
 }
 
+/// Removes the journals of jobs that have ended.
+fn sweep(state: &State, shelf: &Shelf) -> anyhow::Result<()> {
+    let queued = || state.queued().context("reading the queue");
+    // Twice, since a job may change places meanwhile.
+    let (before, running, after) = (queued()?, state.running().context("reading the jobs that run")?, queued()?);
+    let waiting = before.iter().chain(&after).map(|job| job.job);
+    let wanted: BTreeSet<String> = waiting.chain(running.iter().map(|job| job.job)).map(|job| job.to_string()).collect();
+    shelf.sweep(|job| wanted.contains(job))
+}
+
 /// Decides and obeys, again and again.
 async fn work(shared: Arc<Shared>) {
+    let mut swept = Instant::now();
     loop {
+        if swept.elapsed() >= SWEEP {
+            swept = Instant::now();
+            let sweeper = shared.clone();
+            // Jobs that were cancelled while they waited leave theirs.
+            let sweep = move || sweep(&sweeper.state, &sweeper.shelf);
+            if let Ok(Err(error)) = tokio::task::spawn_blocking(sweep).await {
+                tracing::error!("the floor: {error:#}");
+            }
+        }
         if let Err(error) = step(&shared).await {
             tracing::error!("the floor: {error:#}");
         }

@@ -72,7 +72,7 @@ fn place(shared: &Arc<Shared>, plan: &Plan, view: &View, started: &[Option<Engin
         let Some(engine) = board.engines.get_mut(&id) else { continue };
         engine.idle_since = None;
         let engine = engine.clone();
-        let run = Run::new((waiting.tenant, waiting.cohort), waiting.numbers, id, slot);
+        let run = Run::new((waiting.tenant, waiting.cohort), (waiting.numbers, waiting.is_tried), id, slot);
         board.running.insert(waiting.job, run.clone());
         board.aging.remove(&waiting.job);
         drop(board);

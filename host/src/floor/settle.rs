@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use cap_std::fs::Dir;
+use nodus_schedule::Lane;
 use nodus_state::{Claim, Finish, Kept as Blob, Outcome, StateError, Work};
 
 use super::Shared;
 use super::board::Backoff;
+use super::engines::lane_name;
 use crate::books::Account;
 use crate::error::exit_code;
 use crate::receipt;
@@ -46,6 +48,8 @@ pub(super) enum Ending {
     Paused,
     /// Its guest process died, which may be its own doing.
     GuestProcess(String),
+    /// Its engine's process died, which may be the doing of a job that was at work in it.
+    EngineProcess { how: String, was_at_work: bool },
     /// The host failed it.
     HostFault(String),
     /// It told something else than before.
@@ -80,11 +84,18 @@ fn settle_blocking(shared: &Shared, claim: Claim, attempted: anyhow::Result<Atte
             match ending {
                 Ending::Over | Ending::Paused => {
                     charge(shared, claim, device_ms)?;
-                    shared.state.requeue(&claim, "it made room for a job of high priority").map(drop).or_else(unless_stale)
+                    shared.state.requeue(&claim, "it made room, and goes on later").map(drop).or_else(unless_stale)
                 }
                 Ending::GuestProcess(how) => {
                     let why = format!("the process that ran the component {how}");
                     again(shared, claim, &why, Outcome::Failed, device_ms)
+                }
+                Ending::EngineProcess { how, was_at_work } => {
+                    let is_guilty = *was_at_work && shared.board().suspects.died(claim.job, attempted.lane == lane_name(Lane::Solo));
+                    if is_guilty {
+                        return quarantine(shared, claim, &account, how, device_ms);
+                    }
+                    again(shared, claim, &format!("an engine process {how}"), Outcome::Broken, device_ms)
                 }
                 Ending::HostFault(why) => again(shared, claim, why, Outcome::Broken, device_ms),
                 Ending::Diverged(why) => {
@@ -95,6 +106,17 @@ fn settle_blocking(shared: &Shared, claim: Claim, attempted: anyhow::Result<Atte
         }
     }
 }
+
+/// Ends a job that ends engines.
+fn quarantine(shared: &Shared, claim: Claim, account: &Account, how: &str, device_ms: u64) -> anyhow::Result<()> {
+    tracing::error!(job = %claim.job, attempt = claim.attempt, "a job ended its engine's process alone too, and is not run again: it {how}");
+    shared.books.lock().unwrap_or_else(std::sync::PoisonError::into_inner).fail(account, QUARANTINED)?;
+    let why = format!("{QUARANTINED}: engines that the job was at work in died again and again, at last one that it had to itself ({how})");
+    end(shared, claim, (Outcome::Failed, &why), device_ms)
+}
+
+/// How the ledger calls a job that is not run again since it ends engines.
+const QUARANTINED: &str = "quarantined";
 
 /// What owners are told of a fault that is not theirs.
 const OURS: &str = "the host failed; its operator's log says how";
@@ -119,9 +141,7 @@ fn conclude_over(shared: &Shared, claim: Claim, attempted: &Attempted, account: 
     let receipt = outcome.has_receipt().then(|| dir.read(receipt::FILE)).transpose().context("reading the receipt")?;
     let artifacts = if is_kept { artifacts(shared, dir)? } else { Vec::new() };
     let finish = Finish { outcome, message, receipt: receipt.as_deref(), artifacts: &artifacts, events: &[], device_ms };
-    persist(|| shared.state.finish(&claim, &finish))?;
-    shared.board().jobs_later.remove(&claim.job);
-    Ok(())
+    finish_job(shared, claim, &finish)
 }
 
 /// Puts a job that was no fault of its own back into the queue; where that was so too often, it ends as `last`.
@@ -146,7 +166,13 @@ fn again(shared: &Shared, claim: Claim, why: &str, last: Outcome, device_ms: u64
 /// Ends a job without a result.
 fn end(shared: &Shared, claim: Claim, (outcome, message): (Outcome, &str), device_ms: u64) -> anyhow::Result<()> {
     let finish = Finish { outcome, message: Some(message), receipt: None, artifacts: &[], events: &[], device_ms };
-    persist(|| shared.state.finish(&claim, &finish))?;
+    finish_job(shared, claim, &finish)
+}
+
+/// Writes the end of a job down, and lets go of what was kept for another attempt.
+fn finish_job(shared: &Shared, claim: Claim, finish: &Finish<'_>) -> anyhow::Result<()> {
+    persist(|| shared.state.finish(&claim, finish))?;
+    shared.shelf.remove(&claim.job.to_string());
     shared.board().jobs_later.remove(&claim.job);
     Ok(())
 }

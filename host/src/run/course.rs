@@ -8,7 +8,7 @@ use std::sync::PoisonError;
 use anyhow::Context as _;
 use nodus_protocol::{Client, Command, JobSlot};
 use nodus_sandbox::services::Trunk;
-use nodus_sandbox::{JobEnd, Limits, StopFlag};
+use nodus_sandbox::{JobEnd, StopFlag};
 
 use super::inputs::Job;
 use super::neighbours::Neighbours;
@@ -62,7 +62,7 @@ impl Course<'_> {
         F: Future<Output = JobEnd>,
     {
         let job = self.job;
-        let reservation = Reservation::make(&self.trunk.engine, self.slot, &job.limits).await?;
+        let reservation = Reservation::make(&self.trunk.engine, self.slot, job).await?;
         let ended = self.reserved(guest, end).await;
         // Before the seat is free again: the next job may need the room.
         reservation.end().await;
@@ -107,11 +107,15 @@ struct Reservation {
 }
 
 impl Reservation {
-    async fn make(engine: &Client, job: JobSlot, limits: &Limits) -> anyhow::Result<Self> {
-        let (adapter_bytes, activation_bytes) = (limits.device_bytes, limits.activation_bytes);
-        let reserve = Command::Reserve { job, adapter_bytes, activation_bytes };
+    async fn make(engine: &Client, slot: JobSlot, job: &Job) -> anyhow::Result<Self> {
+        let (adapter_bytes, activation_bytes) = (job.limits.device_bytes, job.limits.activation_bytes);
+        let reserve = Command::Reserve { job: slot, adapter_bytes, activation_bytes };
         engine.call(reserve).await.context("reserving device memory for a job that was admitted")?;
-        Ok(Self { engine: engine.clone(), job: Some(job) })
+        let made = Self { engine: engine.clone(), job: Some(slot) };
+        if job.is_urgent {
+            engine.call(Command::Prioritise { job: slot }).await.context("giving a job its priority")?;
+        }
+        Ok(made)
     }
 
     /// Gives it back, and waits for it; an engine that is gone holds nothing.

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use nodus_engine::plan::{attention_shape, matrices};
 use nodus_engine::{Counts, Engine, EngineHandle, JobBytes, Options};
 use nodus_kernels::cpu::CpuDevice;
-use nodus_kernels::cuda::CudaDevice;
+use nodus_kernels::cuda::{CudaDevice, Launching};
 use nodus_kernels::{Device as _, DeviceError};
 use nodus_protocol::{Client, Digest, EngineError, JobSlot, TrunkSlot};
 use nodus_sandbox::services::{Text, Trunk};
@@ -70,14 +70,14 @@ impl Device {
     /// # Errors
     /// Ours: the machine has no device, or not the memory. The user's: the device is of another class than expected.
     pub(crate) fn start<'a>(models: impl Iterator<Item = &'a OpenModel>, rig: Rig<'_>) -> anyhow::Result<Self> {
-        Self::start_with(models, rig, true)
+        Self::start_with(models, rig, Launching::Best)
     }
 
-    /// [`Device::start`], on a card without CUDA graphs where `graphs` says so: slower, and the same bits.
+    /// [`Device::start`], on a card with its launches brought there in this way: the same bits.
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn start_with<'a>(models: impl Iterator<Item = &'a OpenModel>, rig: Rig<'_>, graphs: bool) -> anyhow::Result<Self> {
+    pub(crate) fn start_with<'a>(models: impl Iterator<Item = &'a OpenModel>, rig: Rig<'_>, launching: Launching) -> anyhow::Result<Self> {
         let models: BTreeMap<Digest, &OpenModel> = models.map(|model| (model.digest, model)).collect();
         let device = match rig.chosen {
             Chosen::Cpu => {
@@ -87,7 +87,7 @@ impl Device {
             }
             Chosen::Cuda(chosen) => {
                 let mut device = chosen.open(rig.buffer_bytes_max)?;
-                device.use_graphs(graphs);
+                device.launch_by(launching);
                 prove(&mut device, &models).context("running the exactness gate")?;
                 let quarter = rig.buffer_bytes_max.min(device.free_bytes()) / 4;
                 let usual = Options { rows_max: CARD_ROWS_MAX, kept_bytes_max: quarter, trunk_cache_bytes: quarter, ..Options::default() };

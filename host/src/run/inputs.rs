@@ -95,6 +95,8 @@ pub(crate) struct Job {
     pub(crate) stop_at: Option<u64>,
     /// Jobs of one cohort may share trunk activations.
     pub(crate) cohort: u64,
+    /// Whether its passes go before those of others.
+    pub(crate) is_urgent: bool,
     /// Its data as it was read for the plan. While it is kept, nobody need read it again.
     pub(crate) tokens: Mutex<Vec<Dataset>>,
 }
@@ -188,7 +190,23 @@ impl<'a> Opener<'a> {
         let (limits, tokens) = plan::limits(&model, (&train, held_out.as_deref()), (&parameters, loaded), &asked.limits);
         let tokens = Mutex::new(tokens);
         let Asked { name, varied, seed, cohort, .. } = asked;
-        Ok(Job { name, varied, component, model, base, train, held_out, parameters, adapters, seed, limits, stop_at: None, cohort, tokens })
+        Ok(Job {
+            name,
+            varied,
+            component,
+            model,
+            base,
+            train,
+            held_out,
+            parameters,
+            adapters,
+            seed,
+            limits,
+            stop_at: None,
+            cohort,
+            is_urgent: false,
+            tokens,
+        })
     }
 
     fn component(&mut self, path: &Path) -> anyhow::Result<Arc<JobComponent>> {

@@ -15,6 +15,7 @@ mod gate;
 mod graph;
 mod head;
 mod host_side;
+mod launching;
 mod library;
 mod linear;
 mod lora;
@@ -34,6 +35,7 @@ mod weights;
 
 pub use compile::Cache;
 pub use device::{CudaBuffer, CudaDevice, CudaOptions, CudaWeight};
+pub use launching::Launching;
 pub use library::{Card, Found, Library, Probe, cards, free_bytes, probe};
 pub use plan::{Choice, Key, Plan, PlanError, Product};
 pub use programs::compile_everything;

@@ -10,6 +10,7 @@ use super::blas::Operands;
 use super::device::CudaDevice;
 use super::driver::{Address, Kernel};
 use super::graph::{Capture, Graph, Node};
+use super::launching::Launching;
 use super::linear;
 use super::plan::Key;
 use crate::DeviceError;
@@ -80,7 +81,7 @@ pub(super) struct Recorder {
     open: bool,
     /// Whether nothing of the pass was launched yet.
     first: bool,
-    graphs: bool,
+    launching: Launching,
     piece: Piece,
     kept: Vec<(Piece, Option<Graph>)>,
     launches: Launches,
@@ -93,7 +94,7 @@ impl Recorder {
         Self {
             open: false,
             first: true,
-            graphs: true,
+            launching: Launching::Best,
             piece: Piece::default(),
             kept: Vec::new(),
             launches: Launches::default(),
@@ -259,7 +260,10 @@ impl CudaDevice {
             return Ok(());
         }
         let start = Instant::now();
-        let launched = self.launch_piece();
+        let mut launched = self.launch_piece();
+        if self.recorder.launching == Launching::NoOverlap {
+            launched = launched.and_then(|()| self.gpu.synchronize());
+        }
         self.recorder.launches.launch_ns += u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
         launched
     }
@@ -270,7 +274,7 @@ impl CudaDevice {
         let piece = std::mem::take(&mut self.recorder.piece);
         let count = piece.commands.len() as u64;
         self.recorder.launches.all += count;
-        if !self.recorder.open || !self.recorder.graphs || self.recorder.profile.is_some() {
+        if !self.recorder.open || self.recorder.launching == Launching::NoGraphs || self.recorder.profile.is_some() {
             return self.run_all(&piece);
         }
         let Some(found) = self.recorder.kept.iter().position(|(kept, _)| *kept == piece) else {
@@ -325,7 +329,9 @@ impl CudaDevice {
         let gpu = std::sync::Arc::clone(&self.gpu);
         let (mut capture, mut order) = (Capture::begin(&gpu)?, Order::default());
         for (work, parameters, reads, writes) in piece.commands() {
-            capture.after(&mut order.before(reads, writes))?;
+            if self.recorder.launching != Launching::OneStream {
+                capture.after(&mut order.before(reads, writes))?;
+            }
             self.run(work, parameters)?;
             order.took_place(&capture.last()?, reads, writes);
         }
@@ -345,10 +351,11 @@ impl CudaDevice {
         }
     }
 
-    /// Whether pieces that were met before are launched as graphs; they are from the start. For measuring what that is worth.
+    /// How passes are launched from here on. For measuring what each means is worth.
     #[doc(hidden)]
-    pub fn use_graphs(&mut self, graphs: bool) {
-        self.recorder.graphs = graphs;
+    pub fn launch_by(&mut self, launching: Launching) {
+        self.recorder.launching = launching;
+        self.forget_graphs();
     }
 
     /// Forgets pieces and graphs: products are going to run by other algorithms.
