@@ -67,8 +67,9 @@ impl Device for CudaDevice {
 
     fn alloc(&mut self, usage: Use, len: usize) -> Result<CudaBuffer, DeviceError> {
         let element = self.element(usage);
-        let needed =
-            len.checked_mul(element.bytes()).ok_or(DeviceError::OutOfMemory { needed_bytes: u64::MAX, free_bytes: self.free_bytes() })?;
+        // How much is free takes the driver microseconds to say, and a pass allocates hundreds of times: it is asked where there is too little alone.
+        let too_large = || DeviceError::OutOfMemory { needed_bytes: u64::MAX, free_bytes: self.free_bytes() };
+        let needed = len.checked_mul(element.bytes()).ok_or_else(too_large)?;
         Ok(CudaBuffer { block: Arc::new(self.pool.alloc(needed, Owner::Buffer)?), element, len, beside: None })
     }
 

@@ -6,7 +6,7 @@ use nodus_kernels::cuda::{CudaDevice, Precision};
 use nodus_kernels::exercise::{Sequences, Sizes, exercise, names};
 use nodus_kernels::philox;
 
-use super::{PRECISIONS, cases, open};
+use super::{PRECISIONS, cases, only, open};
 
 /// One of `items`, by the case's random words.
 fn pick<T: Copy>(case: u32, what: u32, items: &[T]) -> T {
@@ -37,7 +37,7 @@ fn compare(
     (sizes, sequences): (Sizes, Sequences<'_>),
     worst: &mut [f64],
 ) {
-    for (index, name) in names().into_iter().enumerate() {
+    for (index, name) in names().into_iter().enumerate().filter(|(_, name)| only().is_none_or(|only| only == *name)) {
         let ours = exercise(cuda, index, sizes, sequences).unwrap_or_else(|error| panic!("{name} {sizes:?} {sequences:?}: {error}"));
         let twins = exercise(cpu, index, sizes, sequences).unwrap();
         assert_eq!(ours.len(), twins.len());
