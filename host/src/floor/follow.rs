@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use metrics::{counter, describe_counter};
 use nodus_sandbox::services::Trunk;
 use nodus_sandbox::{Failure, JobEnd, Outcome, StopFlag, Usage};
 use nodus_state::{Claim, Work};
@@ -21,8 +22,15 @@ use crate::run::course::{Course, Ended};
 use crate::run::crew::Post;
 use crate::run::inputs::Job;
 
+/// Calls of jobs that were run again: answered from their journals, and computed again.
+const CALLS: &str = "nodus_journal_calls_total";
 /// How long a job that makes room may take to be kept as it is.
 const CHECKPOINT: Duration = Duration::from_secs(60);
+
+/// Says what is counted here.
+pub(super) fn describe() {
+    describe_counter!(CALLS, "Calls of jobs that were run again: answered from the journal, or repeated");
+}
 
 /// An attempt under way.
 pub(super) struct At<'a> {
@@ -112,6 +120,8 @@ impl At<'_> {
         let Tally { answered, repeated, repeated_steps, repeated_ms } = self.scribe.tally();
         if answered + repeated > 0 {
             let job = self.claim.job;
+            counter!(CALLS, "how" => "answered").increment(answered);
+            counter!(CALLS, "how" => "repeated").increment(repeated);
             tracing::info!(%job, answered, repeated, repeated_steps, repeated_ms, "a job went on where it was cut off");
         }
         std::future::pending().await

@@ -133,6 +133,7 @@ impl Floor {
             let claim = Claim { job: running.job, attempt: running.attempt };
             state.requeue(&claim, "the service was started again").context("putting a job back into the queue")?;
         }
+        follow::describe();
         let books = Mutex::new(Books::open(store.dir()?)?);
         let shelf = Shelf::open(&store.dir()?)?;
         sweep(&state, &shelf)?;

@@ -70,7 +70,7 @@ impl Book {
         let (calls, state) = found.map_or((0, None), |(calls, state)| (calls, Some(Arc::new(state))));
         let work_ms = entries.values().map(|entry| entry.work_ms).max().unwrap_or(0);
         let reading = dir.open(REPLIES).context("opening a job's journal")?;
-        let keeper = Keeper::start(dir, file, good, identity)?;
+        let keeper = Keeper::start(dir, file, (good, entries.len() as u64), identity)?;
         Ok(Self { past: Past { entries, file: reading, calls, state, work_ms }, keeper })
     }
 }

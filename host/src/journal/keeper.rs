@@ -12,7 +12,7 @@ use cap_std::fs::{Dir, File};
 use nodus_protocol::{Digest, JobState};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{REPLIES_BYTES_MAX, WAITING_BYTES_MAX, snapshot};
+use super::{REPLIES_BYTES_MAX, REPLIES_MAX, WAITING_BYTES_MAX, snapshot};
 
 /// Words on their way to the thread.
 const QUEUE: usize = 64;
@@ -38,14 +38,14 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Writes on from a place in the file.
+    /// Writes on from a place in the file, before which so many replies are.
     ///
     /// # Errors
     /// Ours: the system has no thread.
-    pub(super) fn start(dir: Dir, file: File, good: u64, identity: Digest) -> anyhow::Result<Self> {
+    pub(super) fn start(dir: Dir, file: File, (good, replies): (u64, u64), identity: Digest) -> anyhow::Result<Self> {
         let (words, inbox) = mpsc::channel(QUEUE);
         let is_given_up = Arc::new(AtomicBool::new(false));
-        let desk = Desk { dir, file, good, identity, waiting: Vec::new(), is_failing: false, is_given_up: is_given_up.clone() };
+        let desk = Desk { dir, file, good, replies, identity, waiting: Vec::new(), is_failing: false, is_given_up: is_given_up.clone() };
         let thread = std::thread::Builder::new().name("journal".into()).spawn(move || desk.work(inbox));
         Ok(Self { words, is_given_up, thread: thread.context("starting a journal's thread")? })
     }
@@ -73,6 +73,8 @@ struct Desk {
     file: File,
     /// Bytes of the file that are whole.
     good: u64,
+    /// Replies in it, and those that wait.
+    replies: u64,
     identity: Digest,
     /// Frames that are not in the file.
     waiting: Vec<u8>,
@@ -89,6 +91,7 @@ impl Desk {
             match word {
                 Word::Frame(frame) => {
                     self.waiting.extend_from_slice(&frame);
+                    self.replies += 1;
                     if inbox.is_empty() || self.waiting.len() >= BATCH_BYTES {
                         self.flush();
                     }
@@ -131,7 +134,7 @@ impl Desk {
                 drop(self.file.set_len(self.good));
             }
         }
-        if self.good > REPLIES_BYTES_MAX || self.waiting.len() > WAITING_BYTES_MAX {
+        if self.good > REPLIES_BYTES_MAX || self.replies > REPLIES_MAX || self.waiting.len() > WAITING_BYTES_MAX {
             self.give_up();
         }
         self.waiting.is_empty() && !self.is_given_up.load(Relaxed)
@@ -147,11 +150,8 @@ impl Desk {
 
     /// From now on the job is not kept: interrupted, it is run again from its start.
     fn give_up(&mut self) {
-        tracing::warn!(
-            bytes = self.good + self.waiting.len() as u64,
-            allowed = REPLIES_BYTES_MAX,
-            "a job's journal is too long, or waits too long for the disk: interrupted, the job will begin anew"
-        );
+        let (bytes, replies) = (self.good + self.waiting.len() as u64, self.replies);
+        tracing::warn!(bytes, replies, "a job's journal is too long, or waits too long for the disk: interrupted, the job will begin anew");
         self.is_given_up.store(true, Relaxed);
         self.waiting = Vec::new();
         let remove = || -> io::Result<()> {

@@ -25,6 +25,8 @@ pub(crate) use shelf::Shelf;
 
 /// Bytes of a job's replies on the disk at most. A job beyond it is no longer kept: where it is interrupted, it is run again from its start.
 const REPLIES_BYTES_MAX: u64 = 2 << 30;
+/// Replies of a job at most: what is known of each is in memory while the job is run again.
+const REPLIES_MAX: u64 = 4 << 20;
 /// Bytes of replies that wait in memory for a disk that is full.
 const WAITING_BYTES_MAX: usize = 64 << 20;
 /// Snapshots of a job on the disk: the last, and one before it in case it cannot be read.

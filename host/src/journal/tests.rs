@@ -263,7 +263,8 @@ async fn a_disk_that_refuses_costs_the_snapshot_and_nothing_else() {
     let (engine, _) = engine(Flaw::None);
     let mut book = open(&dir).unwrap();
     // A handle that cannot be written stands for a disk that is full.
-    let refusing = super::keeper::Keeper::start(dir.try_clone().unwrap(), dir.open("replies").unwrap(), 32, Digest::of(b"class")).unwrap();
+    let refusing =
+        super::keeper::Keeper::start(dir.try_clone().unwrap(), dir.open("replies").unwrap(), (32, 0), Digest::of(b"class")).unwrap();
     std::mem::replace(&mut book.keeper, refusing).end();
     let terms = Terms { engine: engine.clone(), job: JOB, trunk: TrunkSlot(0), cohort: None, every: Duration::ZERO };
     let scribe = Scribe::start(terms, book);
