@@ -12,7 +12,9 @@ use anyhow::Context as _;
 const CONTROL: &str = "nvidia-cuda-mps-control";
 /// How long the daemon may take to list its clients.
 const PATIENCE: Duration = Duration::from_secs(20);
-
+/// How long the daemon may take for one answer. After a fault on the card it answers nobody until its clients are gone, for minutes, so that
+/// they must not wait for it to go.
+const ANSWER: Duration = Duration::from_secs(3);
 /// How long a client that is told off may take to be gone.
 const FAREWELL: Duration = Duration::from_secs(10);
 
@@ -101,8 +103,17 @@ impl Mps {
     fn ask(&self, words: &str) -> anyhow::Result<String> {
         let mut child =
             self.control().stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().with_context(|| format!("starting {CONTROL}"))?;
-        if let Some(input) = &mut child.stdin {
+        if let Some(mut input) = child.stdin.take() {
             writeln!(input, "{words}").with_context(|| format!("asking {CONTROL}"))?;
+        }
+        let asked = Instant::now();
+        while child.try_wait().with_context(|| format!("asking {CONTROL}"))?.is_none() {
+            if asked.elapsed() > ANSWER {
+                drop(child.kill());
+                drop(child.wait());
+                anyhow::bail!("the MPS daemon has not answered `{words}` for {} s", ANSWER.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
         let output = child.wait_with_output().with_context(|| format!("asking {CONTROL}"))?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use super::device::{Beside, CudaBuffer, CudaDevice, CudaWeight, Element, convert};
 use super::memory::Owner;
-use super::{ROW_ALIGN, adamw, attention, head, linear, lora, programs, rows, weights};
+use super::{ROW_ALIGN, adamw, attention, head, linear, lora, lora_swiglu, programs, rows, weights};
 use crate::{
-    AdamWItem, AttentionShape, DType, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers, Source, Use,
+    AdamWItem, AttentionShape, DType, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers, Source,
+    SwigluGrads, Use,
 };
 
 impl Device for CudaDevice {
@@ -66,8 +67,9 @@ impl Device for CudaDevice {
 
     fn alloc(&mut self, usage: Use, len: usize) -> Result<CudaBuffer, DeviceError> {
         let element = self.element(usage);
-        let needed =
-            len.checked_mul(element.bytes()).ok_or(DeviceError::OutOfMemory { needed_bytes: u64::MAX, free_bytes: self.free_bytes() })?;
+        // How much is free takes the driver microseconds to say, and a pass allocates hundreds of times: it is asked where there is too little alone.
+        let too_large = || DeviceError::OutOfMemory { needed_bytes: u64::MAX, free_bytes: self.free_bytes() };
+        let needed = len.checked_mul(element.bytes()).ok_or_else(too_large)?;
         Ok(CudaBuffer { block: Arc::new(self.pool.alloc(needed, Owner::Buffer)?), element, len, beside: None })
     }
 
@@ -243,6 +245,29 @@ impl Device for CudaDevice {
         dx: Option<&mut CudaBuffer>,
     ) -> Result<(), DeviceError> {
         lora::lora_backward(self, rows, groups, x, modules, dx)
+    }
+
+    fn lora_swiglu(
+        &mut self,
+        rows: &Layout,
+        groups: &[LoraRows<'_, CudaBuffer>],
+        x: &CudaBuffer,
+        modules: [LoraOut<'_, CudaBuffer>; 2],
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        lora_swiglu::forward(self, rows, groups, x, modules, out)
+    }
+
+    fn lora_backward_swiglu(
+        &mut self,
+        rows: &Layout,
+        groups: &mut [LoraGrads<'_, CudaBuffer>],
+        x: &CudaBuffer,
+        modules: &[LoraIn<'_, CudaBuffer>],
+        dx: &mut CudaBuffer,
+        swiglu: SwigluGrads<'_, CudaBuffer>,
+    ) -> Result<(), DeviceError> {
+        lora_swiglu::backward(self, rows, groups, x, modules, dx, swiglu)
     }
 
     fn rope(

@@ -19,6 +19,8 @@ mod launching;
 mod library;
 mod linear;
 mod lora;
+mod lora_swiglu;
+mod lora_tables;
 mod marks;
 mod memory;
 mod plan;

@@ -2,7 +2,8 @@
 //!
 //! `NODUS_CUDA_LIBRARIES` names folders that hold NVRTC and cuBLASLt, separated by colons; `NODUS_REQUIRE_CUDA` turns skipping into failing;
 //! `NODUS_CUDA_CACHE` names a folder in which kernels that compiled are kept;
-//! `NODUS_CUDA_CASES` is the number of random shapes (24; fewer under a sanitizer).
+//! `NODUS_CUDA_CASES` is the number of random shapes (24; fewer under a sanitizer); `NODUS_CUDA_ONLY` names the one operation to compare (racecheck takes
+//! minutes for some).
 #![expect(clippy::disallowed_methods, reason = "a test has no main to hand it the environment")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
 #![expect(clippy::print_stdout, reason = "skips and tables are for people")]
@@ -62,6 +63,11 @@ fn open(test: &str, precision: Precision) -> Option<CudaDevice> {
 /// How many random shapes.
 fn cases() -> u32 {
     std::env::var("NODUS_CUDA_CASES").map_or(24, |text| text.parse().unwrap())
+}
+
+/// The one operation to compare, where one is named.
+fn only() -> Option<String> {
+    std::env::var("NODUS_CUDA_ONLY").ok()
 }
 
 const PRECISIONS: [Precision; 2] = [Precision::F32, Precision::Bf16];
