@@ -258,6 +258,7 @@ impl<D: Device> Engine<D> {
             if error.kind == ErrorKind::DeviceLost {
                 tracing::error!(%error, "the device is lost; everything is refused from here on");
                 self.lost = Some(error.clone());
+                self.counters.is_lost.store(true, Relaxed);
             }
         }
         self.count_bytes();

@@ -79,6 +79,12 @@ impl EngineHandle {
         }
     }
 
+    /// Whether the device or the engine failed. Set before any client is told: whoever was told so can rely on it.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.counters.is_lost.load(Relaxed)
+    }
+
     /// What each job holds of the device's memory; also of jobs that ended and whose figures nobody took.
     #[must_use]
     pub fn jobs(&self) -> BTreeMap<JobSlot, JobBytes> {
@@ -93,7 +99,7 @@ impl<D: Device> Engine<D> {
     /// When the operating system has no thread.
     pub fn spawn(self, capacity: usize) -> std::io::Result<(Client, EngineHandle)> {
         let (client, mut inbox) = channel(capacity);
-        let counters = self.counters.clone();
+        let (counters, lost) = (self.counters.clone(), self.counters.clone());
         let classes = (0..self.trunks.len()).map(|trunk| self.class(TrunkSlot(trunk as u32))).collect();
         let timer = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let epoch = Instant::now();
@@ -104,6 +110,7 @@ impl<D: Device> Engine<D> {
             let served = catch_unwind(AssertUnwindSafe(|| serve(&mut engine, &mut inbox, &mut desk, &timer)));
             if served.is_err() {
                 tracing::error!("the engine's thread panicked; everything is refused from here on");
+                lost.is_lost.store(true, Relaxed);
                 refuse_all(&mut inbox, desk.waiting);
                 return Err(failed());
             }

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream as StdStream;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use nodus_protocol::frame::{FrameReader, FrameWriter};
 use nodus_protocol::wire::{Grants, serve as serve_wire};
 use tokio::io::BufReader;
@@ -72,6 +72,8 @@ fn device(store: &Store, surroundings: &Surroundings, load: &Load) -> anyhow::Re
 /// Answers until the parent is gone.
 async fn answer(device: &Device, reader: &mut Reader, writer: &mut Writer) -> anyhow::Result<()> {
     while let Some(words) = reader.next().await? {
+        // What a job made of a lost device is no result: the parent, told nothing, has all of them run again elsewhere.
+        ensure!(!device.handle().is_lost(), "the device is lost");
         let answer = match words {
             ToEngine::Load(_) => bail!("the parent said twice what to load"),
             ToEngine::Forget(job) => {
