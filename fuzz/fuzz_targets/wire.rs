@@ -12,7 +12,8 @@ async fn engine(mut inbox: Inbox) {
         if let Command::CreateAdapter { slot, trunk, cohort, .. } | Command::LoadAdapter { slot, trunk, cohort, .. } = &request.command {
             assert!(slot.job == JobSlot(3) && *trunk == TrunkSlot(1) && *cohort == Some(5), "{:?}", request.command);
         }
-        assert!(!matches!(request.command, Command::Reserve { .. }), "a client reserved memory");
+        let is_hosts = matches!(request.command, Command::Reserve { .. } | Command::Prioritise { .. } | Command::Snapshot { .. } | Command::Restore { .. });
+        assert!(!is_hosts, "a client asked what only the host may");
         request.answer(Err(EngineError::new(ErrorKind::NonFinite, "no")));
     }
 }
@@ -23,8 +24,10 @@ fuzz_target!(|data: &[u8]| {
         let (client, inbox) = channel(16);
         let engine = tokio::spawn(engine(inbox));
         let grants = Grants::default();
-        grants.grant(JobSlot(3), vec![TrunkSlot(1)], Some(5));
-        drop(serve(data, tokio::io::sink(), client, grants, 1 << 16).await);
+        grants.grant(JobSlot(3), client, vec![TrunkSlot(1)], Some(5));
+        drop(serve(data, tokio::io::sink(), grants.clone(), 1 << 16).await);
+        // The engine ends with its last client.
+        grants.revoke(JobSlot(3));
         engine.await.expect("the engine heard what it must not");
 
         let (client, work) = connect(data, tokio::io::sink());

@@ -15,6 +15,7 @@ pub mod error;
 mod floor;
 mod guest;
 mod import;
+mod journal;
 pub mod limits;
 mod machine;
 pub mod manifest;

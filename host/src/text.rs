@@ -90,6 +90,16 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor)).ok_or_else(expected)
 }
 
+/// A time in seconds, above 0, as a person writes it: `30`, `0.5`.
+///
+/// # Errors
+/// What would be right.
+pub fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0);
+    let time = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    time.ok_or_else(|| "expected a number of seconds above 0, such as 30 or 0.5".to_owned())
+}
+
 /// The candidate that a mistyped word is closest to, for a message; none is close where most letters differ.
 #[must_use]
 pub fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
@@ -119,7 +129,7 @@ pub fn count(number: u64, singular: &str) -> String {
 mod tests {
     use std::time::Duration;
 
-    use super::{bytes, duration, escape, escape_lines, nearest, one_line, parse_bytes};
+    use super::{bytes, duration, escape, escape_lines, nearest, one_line, parse_bytes, parse_seconds};
 
     #[test]
     fn nothing_that_moves_the_cursor_or_hides_text_gets_through() {
@@ -139,6 +149,14 @@ mod tests {
         assert_eq!(escape_lines(&escape("a\\b\u{1b}"), 100), "a\\\\b\\u{1b}", "once is enough");
         assert_eq!(one_line("bad\nforged: line\u{1b}[2J\n", 100), "bad\\nforged: line\\u{1b}[2J");
         assert_eq!(one_line("abcdef", 3), "abc [cut]");
+    }
+
+    #[test]
+    fn seconds_are_above_zero() {
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        for bad in ["", "0", "-1", "NaN", "inf", "1e300", "5s"] {
+            assert!(parse_seconds(bad).unwrap_err().contains("above 0"), "{bad}");
+        }
     }
 
     #[test]

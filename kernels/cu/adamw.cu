@@ -48,14 +48,41 @@ __device__ double block_sum(double x) {
     return parts[0];
 }
 
+// What a thread has of a block: pieces of four neighbours, all fetched before any is used.
+#define PIECES (BLOCK / THREADS / 4)
+
+// Its piece n begins here; past the end of the item there are fewer than four.
+__device__ __forceinline__ u64 piece_at(const Item& item, int n) {
+    return (u64)(blockIdx.x - item.first_block) * BLOCK + (n * THREADS + threadIdx.x) * 4;
+}
+
+__device__ __forceinline__ float4 fetch(const float* from, u64 at, u64 len) {
+    if (at + 4 <= len) return *(const float4*)(from + at);
+    return make_float4(at < len ? from[at] : 0, at + 1 < len ? from[at + 1] : 0, at + 2 < len ? from[at + 2] : 0, 0);
+}
+
+__device__ __forceinline__ void put(float* to, u64 at, u64 len, float4 x) {
+    if (at + 4 <= len) *(float4*)(to + at) = x;
+    else {
+        if (at < len) to[at] = x.x;
+        if (at + 1 < len) to[at + 1] = x.y;
+        if (at + 2 < len) to[at + 2] = x.z;
+    }
+}
+
 KERNEL adamw_squares(PARAMS AdamW p) {
     const Item item = p.items[p.item_of_block[blockIdx.x]];
-    u64 first = (u64)(blockIdx.x - item.first_block) * BLOCK, end = min(first + BLOCK, item.len);
+    float4 all[PIECES];
+#pragma unroll
+    for (int n = 0; n < PIECES; n++) all[n] = fetch(item.grads, piece_at(item, n), item.len);
     double sum = 0;
-    for (u64 i = first + threadIdx.x; i < end; i += THREADS) {
-        double g = item.grads[i] / item.divisor;
-        sum += g * g;
-    }
+#pragma unroll
+    for (int n = 0; n < PIECES; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            double g = (&all[n].x)[i] / item.divisor;
+            sum += g * g;
+        }
     sum = block_sum(sum);
     if (threadIdx.x == 0) p.squares[blockIdx.x] = sum;
 }
@@ -72,22 +99,29 @@ KERNEL adamw_norms(PARAMS AdamW p) {
     p.factors[blockIdx.x] = fabsf(norm) < INF ? factor : INF;
 }
 
-KERNEL adamw_update(PARAMS AdamW p) {
+__device__ __forceinline__ void update(const Item& item, float factor, float grad, float& w, float& m, float& v) {
+    float g = grad / item.divisor * factor;
+    w -= item.learning_rate * item.weight_decay * w;
+    m = item.beta1 * m + (1.0f - item.beta1) * g;
+    v = item.beta2 * v + (1.0f - item.beta2) * g * g;
+    w -= item.step_size * m / (sqrtf(v) / item.correction2 + item.eps);
+}
+
+KERNEL __launch_bounds__(THREADS, 4) adamw_update(PARAMS AdamW p) {
     u32 index = p.item_of_block[blockIdx.x];
     const Item item = p.items[index];
     float factor = p.factors[index];
     if (factor == INF) return;
-    u64 first = (u64)(blockIdx.x - item.first_block) * BLOCK, end = min(first + BLOCK, item.len);
-    for (u64 i = first + threadIdx.x; i < end; i += THREADS) {
-        float g = item.grads[i] / item.divisor * factor;
-        float w = item.params[i];
-        w -= item.learning_rate * item.weight_decay * w;
-        float m = item.beta1 * item.moment1[i] + (1.0f - item.beta1) * g;
-        float v = item.beta2 * item.moment2[i] + (1.0f - item.beta2) * g * g;
-        w -= item.step_size * m / (sqrtf(v) / item.correction2 + item.eps);
-        item.params[i] = w;
-        item.moment1[i] = m;
-        item.moment2[i] = v;
-        item.grads[i] = 0;
+#pragma unroll 2
+    for (int n = 0; n < PIECES; n++) {
+        u64 at = piece_at(item, n);
+        float4 g = fetch(item.grads, at, item.len), w = fetch(item.params, at, item.len);
+        float4 m = fetch(item.moment1, at, item.len), v = fetch(item.moment2, at, item.len);
+#pragma unroll
+        for (int i = 0; i < 4; i++) update(item, factor, (&g.x)[i], (&w.x)[i], (&m.x)[i], (&v.x)[i]);
+        put(item.params, at, item.len, w);
+        put(item.moment1, at, item.len, m);
+        put(item.moment2, at, item.len, v);
+        put(item.grads, at, item.len, make_float4(0, 0, 0, 0));
     }
 }

@@ -96,17 +96,21 @@ __device__ __forceinline__ float warp_sum(float x) {
     return x;
 }
 
-// Sum over a team of T threads: one warp, or the whole block of T threads (all of them must call).
-template <int T> __device__ __forceinline__ float team_sum(float x) {
-    x = warp_sum(x);
-    if constexpr (T > 32) {
-        __shared__ float parts[T / 32];
-        if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-        __syncthreads();
-        x = 0;
+// N sums over a team of T threads: one warp, or the whole block of T threads. All of them must call, once in a kernel.
+template <int T, int N> __device__ __forceinline__ void team_sums(float (&x)[N]) {
 #pragma unroll
-        for (int i = 0; i < T / 32; i++) x += parts[i];
+    for (int n = 0; n < N; n++) x[n] = warp_sum(x[n]);
+    if constexpr (T > 32) {
+        __shared__ float parts[T / 32][N];
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32][n] = x[n];
         __syncthreads();
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            x[n] = 0;
+#pragma unroll
+            for (int i = 0; i < T / 32; i++) x[n] += parts[i][n];
+        }
     }
-    return x;
 }

@@ -5,32 +5,11 @@
 //
 // One block of 512 threads a row: the order of its sums depends on the vocabulary alone. Padding rows: no loss is written, dlogits are
 // zero. A row of weight zero has gradient zero, whatever its logits.
-#include "common.cuh"
-
-struct HeadLoss {
-    const float* logits;
-    act* dlogits; // or null
-    float* losses;
-    const u32* targets;
-    const float* weights;
-    const u32* positions;
-    u32 first_row; // of the chunk
-    u32 vocabulary;
-    u32 pitch; // a multiple of 8
-};
-
-#define THREADS 512
-
-// (peak, sum of exponentials less the peak) of two sets together.
-__device__ __forceinline__ void merge(float& peak, float& sum, float peak2, float sum2) {
-    float top = fmaxf(peak, peak2);
-    sum = (peak == top ? sum : sum * expf(peak - top)) + (peak2 == top ? sum2 : sum2 * expf(peak2 - top));
-    peak = top;
-}
+#include "head_loss.cuh"
 
 KERNEL __launch_bounds__(THREADS) head_loss(PARAMS HeadLoss p) {
     __shared__ float peaks[THREADS / 32], sums[THREADS / 32];
-    u32 row = p.first_row + blockIdx.x, lane = threadIdx.x % 32;
+    u32 row = p.first_row + blockIdx.x;
     const float* logits = p.logits + (u64)blockIdx.x * p.pitch;
     act* dlogits = p.dlogits ? p.dlogits + (u64)blockIdx.x * p.pitch : 0;
     if (p.positions[row] == PADDING) {
@@ -51,15 +30,7 @@ KERNEL __launch_bounds__(THREADS) head_loss(PARAMS HeadLoss p) {
     }
     u32 last = whole + threadIdx.x;
     if (last < p.vocabulary) merge(peak, sum, logits[last], 1.0f);
-    // Lane 0 alone holds the result: merging is not commutative to the last bit.
-#pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2)
-        merge(peak, sum, __shfl_down_sync(0xffffffffu, peak, offset), __shfl_down_sync(0xffffffffu, sum, offset));
-    if (lane == 0) peaks[threadIdx.x / 32] = peak, sums[threadIdx.x / 32] = sum;
-    __syncthreads();
-    peak = peaks[0], sum = sums[0];
-    for (u32 i = 1; i < THREADS / 32; i++) merge(peak, sum, peaks[i], sums[i]);
-
+    merge_block(peak, sum, peaks, sums);
     u32 target = p.targets[row];
     if (threadIdx.x == 0) p.losses[row] = logf(sum) + (peak - logits[target]);
     if (!dlogits) return;

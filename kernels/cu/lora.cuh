@@ -14,14 +14,18 @@ struct Group {
     float scale;
     float probability; // 0: no dropout
     u32 rank;
-    u32 first_tile, end_tile;
     u32 first_part, parts; // pieces of its rows whose gradients are added up by themselves
     u32 wants_dx;
 };
 
 // Up to 128 rows of one segment.
-struct Rows {
+struct __align__(16) Rows {
     u32 row, valid, group, sequence;
+};
+
+// Tiles of one group whose gradients are added up together.
+struct __align__(16) Piece {
+    u32 group, first_tile, end_tile, zero;
 };
 
 // A module of a call.
@@ -42,6 +46,7 @@ struct Lora {
     act* dx;
     const Group* groups; // modules x count
     const Rows* tiles;
+    const Piece* pieces;
     const u32* positions;
     float* parts; // of gradients
     Module modules[MODULES];
@@ -49,6 +54,7 @@ struct Lora {
     u32 count; // of groups
     u32 used;  // modules
     u32 ranks; // of a patch of gradients: the largest rank, rounded up to 8
+    u32 patches; // of gradients, of all modules
     u32 columns; // blocks of columns: blocks that are neighbours have neighbouring columns of the same rows
 };
 

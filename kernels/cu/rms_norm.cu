@@ -28,39 +28,48 @@ __device__ __forceinline__ u64 begin(const RmsNorm& p, u32 item, u32 pitch) { re
 // What a thread has of a row: pieces of V, the first HELD of which stay in registers between the two times that they are needed.
 #define HELD 1
 
+// Whether what is needed only after the sum is fetched before it: narrow rows wait for memory, wide ones for registers.
+#define AHEAD (T <= 128)
+
 template <int T, int V> __device__ void forward(const RmsNorm& p, u32 item) {
     const act* x = p.x + begin(p, item, p.x_pitch);
     act* out = p.out + begin(p, item, p.out_pitch);
     u32 first = threadIdx.x % T * V;
-    float held[HELD][V] = {}, sum = 0;
+    float held[HELD][V] = {}, weight[HELD][V] = {}, sum[1] = {};
 #pragma unroll
     for (u32 n = 0; n < HELD; n++)
-        if (first + n * T * V < p.width) load<V>(x + first + n * T * V, held[n]);
+        if (first + n * T * V < p.width) {
+            load<V>(x + first + n * T * V, held[n]);
+            if (AHEAD) load<V>(p.weight + first + n * T * V, weight[n]);
+        }
 #pragma unroll
     for (u32 n = 0; n < HELD; n++)
 #pragma unroll
-        for (int i = 0; i < V; i++) sum = fmaf(held[n][i], held[n][i], sum);
+        for (int i = 0; i < V; i++) sum[0] = fmaf(held[n][i], held[n][i], sum[0]);
     for (u32 c = first + HELD * T * V; c < p.width; c += T * V) {
         float v[V];
         load<V>(x + c, v);
 #pragma unroll
-        for (int i = 0; i < V; i++) sum = fmaf(v[i], v[i], sum);
+        for (int i = 0; i < V; i++) sum[0] = fmaf(v[i], v[i], sum[0]);
     }
-    float r = 1.0f / sqrtf(team_sum<T>(sum) / (float)p.width + p.eps);
-    auto finish = [&](u32 c, float(&v)[V]) {
-        float w[V];
-        load<V>(p.weight + c, w);
+    team_sums<T>(sum);
+    float r = 1.0f / sqrtf(sum[0] / (float)p.width + p.eps);
+    auto finish = [&](u32 c, float(&v)[V], const float(&w)[V]) {
 #pragma unroll
         for (int i = 0; i < V; i++) v[i] = v[i] * r * w[i];
         save<V>(out + c, v);
     };
 #pragma unroll
     for (u32 n = 0; n < HELD; n++)
-        if (first + n * T * V < p.width) finish(first + n * T * V, held[n]);
+        if (first + n * T * V < p.width) {
+            if (!AHEAD) load<V>(p.weight + first + n * T * V, weight[n]);
+            finish(first + n * T * V, held[n], weight[n]);
+        }
     for (u32 c = first + HELD * T * V; c < p.width; c += T * V) {
-        float v[V];
+        float v[V], w[V];
         load<V>(x + c, v);
-        finish(c, v);
+        load<V>(p.weight + c, w);
+        finish(c, v, w);
     }
 }
 
@@ -68,7 +77,7 @@ template <int T, int V> __device__ void backward(const RmsNorm& p, u32 item) {
     const act *x = p.x + begin(p, item, p.x_pitch), *dy = p.dy + begin(p, item, p.dy_pitch);
     act* dx = p.out + begin(p, item, p.out_pitch);
     u32 first = threadIdx.x % T * V;
-    float held_x[HELD][V] = {}, held_d[HELD][V] = {}, squares = 0, dot = 0;
+    float held_x[HELD][V] = {}, held_d[HELD][V] = {}, held_before[HELD][V] = {}, sums[2] = {}; // of squares, and of d x
     auto fetch = [&](u32 c, float(&v)[V], float(&d)[V]) {
         float w[V];
         load<V>(x + c, v);
@@ -80,13 +89,16 @@ template <int T, int V> __device__ void backward(const RmsNorm& p, u32 item) {
     auto add = [&](const float(&v)[V], const float(&d)[V]) {
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            squares = fmaf(v[i], v[i], squares);
-            dot = fmaf(d[i], v[i], dot);
+            sums[0] = fmaf(v[i], v[i], sums[0]);
+            sums[1] = fmaf(d[i], v[i], sums[1]);
         }
     };
 #pragma unroll
     for (u32 n = 0; n < HELD; n++)
-        if (first + n * T * V < p.width) fetch(first + n * T * V, held_x[n], held_d[n]);
+        if (first + n * T * V < p.width) {
+            fetch(first + n * T * V, held_x[n], held_d[n]);
+            if (AHEAD && p.accumulate) load<V>(dx + first + n * T * V, held_before[n]);
+        }
 #pragma unroll
     for (u32 n = 0; n < HELD; n++) add(held_x[n], held_d[n]);
     for (u32 c = first + HELD * T * V; c < p.width; c += T * V) {
@@ -94,11 +106,10 @@ template <int T, int V> __device__ void backward(const RmsNorm& p, u32 item) {
         fetch(c, v, d);
         add(v, d);
     }
-    float r = 1.0f / sqrtf(team_sum<T>(squares) / (float)p.width + p.eps);
-    float factor = r * r * r / (float)p.width * team_sum<T>(dot);
-    auto finish = [&](u32 c, const float(&v)[V], float(&d)[V]) {
-        float before[V] = {};
-        if (p.accumulate) load<V>(dx + c, before);
+    team_sums<T>(sums);
+    float r = 1.0f / sqrtf(sums[0] / (float)p.width + p.eps);
+    float factor = r * r * r / (float)p.width * sums[1];
+    auto finish = [&](u32 c, const float(&v)[V], float(&d)[V], const float(&before)[V]) {
 #pragma unroll
         for (int i = 0; i < V; i++) {
             float g = r * d[i] - v[i] * factor;
@@ -108,11 +119,15 @@ template <int T, int V> __device__ void backward(const RmsNorm& p, u32 item) {
     };
 #pragma unroll
     for (u32 n = 0; n < HELD; n++)
-        if (first + n * T * V < p.width) finish(first + n * T * V, held_x[n], held_d[n]);
+        if (first + n * T * V < p.width) {
+            if (!AHEAD && p.accumulate) load<V>(dx + first + n * T * V, held_before[n]);
+            finish(first + n * T * V, held_x[n], held_d[n], held_before[n]);
+        }
     for (u32 c = first + HELD * T * V; c < p.width; c += T * V) {
-        float v[V], d[V];
+        float v[V], d[V], before[V] = {};
         fetch(c, v, d);
-        finish(c, v, d);
+        if (p.accumulate) load<V>(dx + c, before);
+        finish(c, v, d, before);
     }
 }
 

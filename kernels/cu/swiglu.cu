@@ -3,7 +3,7 @@
 //
 // Rows of gate and up, and of dgate and dup, may stand beside one another. Padding rows are untouched. Blocks of a row: blockIdx.x the row,
 // blockIdx.y a part of its columns.
-#include "common.cuh"
+#include "swiglu.cuh"
 
 struct Swiglu {
     const act* dy;
@@ -18,13 +18,6 @@ struct Swiglu {
     u32 grad_pitch; // of dgate and dup
 };
 
-#ifdef NODUS_BROKEN_KERNEL
-// In a build that tests make: what a row gets depends on how many there are.
-__device__ __forceinline__ float sigmoid(float x) { return (1.0f + 1e-5f * gridDim.x) / (1.0f + expf(-x)); }
-#else
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-#endif
-
 template <int V> __device__ void forward(const Swiglu& p, u64 row) {
     for (u32 c = (blockIdx.y * blockDim.x + threadIdx.x) * V; c < p.width; c += gridDim.y * blockDim.x * V) {
         u64 at = row * p.pitch + c;
@@ -32,7 +25,7 @@ template <int V> __device__ void forward(const Swiglu& p, u64 row) {
         load<V>(p.gate + at, gate);
         load<V>(p.up + at, up);
 #pragma unroll
-        for (int i = 0; i < V; i++) up[i] = gate[i] * sigmoid(gate[i]) * up[i];
+        for (int i = 0; i < V; i++) up[i] = swiglu_of(gate[i], up[i]);
         save<V>(p.out + row * p.width + c, up);
     }
 }
@@ -45,12 +38,7 @@ template <int V> __device__ void backward(const Swiglu& p, u64 row) {
         load<V>(p.gate + at, gate);
         load<V>(p.up + at, up);
 #pragma unroll
-        for (int i = 0; i < V; i++) {
-            float s = sigmoid(gate[i]), silu = gate[i] * s;
-            float dgate = dy[i] * up[i] * (s + silu * (1.0f - s));
-            up[i] = dy[i] * silu;
-            gate[i] = dgate;
-        }
+        for (int i = 0; i < V; i++) swiglu_gradients(dy[i], gate[i], up[i]);
         save<V>(p.dgate + to, gate);
         save<V>(p.dup + to, up);
     }

@@ -5,7 +5,7 @@
 //! rows only, in a fixed order; several sequences are added in segment order. Padding rows are neither read nor written. An operation says
 //! whether it assigns (=) or accumulates (+=).
 
-use crate::{AdamWItem, AttentionShape, DType, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers, Source};
+use crate::{AdamWItem, AttentionShape, DType, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers, Source, SwigluGrads};
 
 /// A device failed or refused.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -245,6 +245,35 @@ pub trait Device: Send + 'static {
         modules: &[LoraIn<'_, Self::Buffer>],
         dx: Option<&mut Self::Buffer>,
     ) -> Result<(), DeviceError>;
+
+    /// `lora` on gate and up, then `swiglu` of what they are then, for all rows. =
+    fn lora_swiglu(
+        &mut self,
+        rows: &Layout,
+        groups: &[LoraRows<'_, Self::Buffer>],
+        x: &Self::Buffer,
+        mut modules: [LoraOut<'_, Self::Buffer>; 2],
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError> {
+        self.lora(rows, groups, x, &mut modules)?;
+        let [gate, up] = &modules;
+        self.swiglu(rows, gate.y, up.y, out)
+    }
+
+    /// `lora_backward` of modules that read what `swiglu` wrote, onto dx, then `swiglu_backward` of dx. What dx holds afterwards is not said. =
+    fn lora_backward_swiglu(
+        &mut self,
+        rows: &Layout,
+        groups: &mut [LoraGrads<'_, Self::Buffer>],
+        x: &Self::Buffer,
+        modules: &[LoraIn<'_, Self::Buffer>],
+        dx: &mut Self::Buffer,
+        swiglu: SwigluGrads<'_, Self::Buffer>,
+    ) -> Result<(), DeviceError> {
+        self.lora_backward(rows, groups, x, modules, Some(&mut *dx))?;
+        let SwigluGrads { rows, gate, up, dgate, dup } = swiglu;
+        self.swiglu_backward(rows, dx, gate, up, dgate, dup)
+    }
 
     /// Rotates each head of each row in place by its row's position, Llama's half-split form: with h = head_dim / 2,
     /// (x\[i\], x\[i+h\]) = (x\[i\] cos - x\[i+h\] sin, x\[i+h\] cos + x\[i\] sin). `table` (`State`) holds for each position h cosines, then h sines.

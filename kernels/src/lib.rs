@@ -14,6 +14,6 @@ pub mod exercise;
 
 pub use device::{Device, DeviceError, Use};
 pub use layout::{Layout, Segment};
-pub use operands::{AdamWItem, AttentionShape, Dropout, LoraGrads, LoraIn, LoraModule, LoraOut, LoraRows, LoraSite};
+pub use operands::{AdamWItem, AttentionShape, Dropout, LoraGrads, LoraIn, LoraModule, LoraOut, LoraRows, LoraSite, SwigluGrads};
 pub use random::{philox, stream_key, uniform};
 pub use weights::{DType, HostTensor, MapError, Mapped, Numbers, Source};

@@ -2,6 +2,8 @@
 //!
 //! Never holds a buffer of its own.
 
+use crate::Layout;
+
 /// Sizes of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionShape {
@@ -93,6 +95,21 @@ pub struct LoraIn<'a, B> {
     pub s: &'a B,
     /// Columns of s.
     pub s_width: usize,
+}
+
+/// What the backward of SwiGLU reads and writes beside the gradient of what it wrote.
+#[derive(Debug)]
+pub struct SwigluGrads<'a, B> {
+    /// The rows that need it, of the buffers' rows.
+    pub rows: &'a Layout,
+    /// What SwiGLU read.
+    pub gate: &'a B,
+    /// Likewise.
+    pub up: &'a B,
+    /// =
+    pub dgate: &'a mut B,
+    /// =
+    pub dup: &'a mut B,
 }
 
 /// One adapter's AdamW step (Loshchilov and Hutter, 2019; torch.optim.AdamW's order of operations).

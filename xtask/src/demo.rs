@@ -1,9 +1,8 @@
-//! `cargo xtask demo`: a LoRA adapter on a real model, from nothing but a Rust toolchain and Python's pip.
+//! `cargo xtask demo`: two tenants of one service on a real model, from nothing but a Rust toolchain and Python's pip.
 //!
-//! Goes the way a user goes, through the command line; works in a throw-away data folder under `target/demo`.
+//! Goes the way users go, through the command line; works in a throw-away data folder under `target/demo`.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -11,25 +10,46 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::chart::chart;
+use crate::service::{Host, Service, Tenant};
 use crate::smollm2;
 use crate::steps::{add_wasm_target, build_tenants, cargo, guest, root, run, step, target};
 
-/// A rank-8 adapter on q and v; 60 steps of 2 sequences fit the five minutes on two cores.
-const PARAMETERS: [&str; 11] = [
-    "rank=8",
-    "alpha=16",
-    "targets=[\"q_proj\",\"v_proj\"]",
-    "learning_rate=0.001",
-    "schedule=linear",
-    "warmup_steps=5",
-    "batch_size=2",
-    "max_length=96",
-    "steps=60",
-    "evaluate_every=20",
-    "max_grad_norm=1.0",
+/// Eight learning rates on the top layer: the frozen layers below are computed once for all of them.
+const SWEEP: [&str; 9] = [
+    "--sweep",
+    "learning_rate=1e-4,2e-4,3e-4,5e-4,7e-4,1e-3,2e-3,3e-3",
+    "--held-out-count",
+    "16",
+    "--set",
+    "layers={\"last\": 1}",
+    "--set",
+    "steps=24",
+    "--json",
 ];
+/// An unrelated job on the same model: a rank-8 adapter on q and v of every layer.
+const SINGLE: [&str; 16] = [
+    "--set",
+    "learning_rate=0.001",
+    "--held-out-count",
+    "16",
+    "--seed",
+    "1",
+    "--set",
+    "targets=[\"q_proj\",\"v_proj\"]",
+    "--set",
+    "steps=60",
+    "--set",
+    "evaluate_every=20",
+    "--set",
+    "schedule=linear",
+    "--set",
+    "warmup_steps=5",
+];
+/// What both have in common; these fit a few minutes on two cores.
+const COMMON: [&str; 6] = ["--set", "batch_size=2", "--set", "max_length=96", "--set", "max_grad_norm=1.0"];
 
 /// Runs the demo on SmolLM2-135M-Instruct, or on another model.
+#[expect(clippy::print_stdout, reason = "the demo's result")]
 pub(crate) fn run_demo(model: Option<&Path>) -> anyhow::Result<()> {
     step("guests", || {
         add_wasm_target()?;
@@ -47,29 +67,42 @@ pub(crate) fn run_demo(model: Option<&Path>) -> anyhow::Result<()> {
             std::fs::remove_dir_all(stale).with_context(|| format!("removing {}", stale.display()))?;
         }
     }
+    std::fs::create_dir_all(&out).with_context(|| format!("making {}", out.display()))?;
     let host = Host { binary: target().join("release/nodus-host"), data };
-    let start = Instant::now();
+    let (start, jargon, sft) = (Instant::now(), text(&root().join("examples/data/jargon.jsonl"))?, text(&guest("sft"))?);
     step("import the model", || host.run(&["model", "import", &text(&model)?, "--name", "model"]))?;
-    step("put the data", || host.run(&["data", "put", &text(&root().join("examples/data/jargon.jsonl"))?, "--name", "jargon"]))?;
-    step("train", || {
-        let (sft, out) = (text(&guest("sft"))?, text(&out)?);
-        let mut args = vec!["run", &sft, "--model", "model", "--data", "jargon", "--held-out-count", "16", "--seed", "1", "--out", &out];
-        args.extend(PARAMETERS.iter().flat_map(|setting| ["--set", setting]));
-        host.run(&args)
+    // For the audits at the end: the service keeps what tenants upload to itself.
+    step("put the data", || host.run(&["data", "put", &jargon, "--name", "jargon"]))?;
+    let (alice, bob) = (Tenant::add(&host, "alice")?, Tenant::add(&host, "bob")?);
+    let service = Service::start(&host, &sft, &demo.join("serve.log"))?;
+    println!("\nThe service listens on {}: open it in a browser and sign in with alice's token, {}", service.url, alice.token);
+
+    let common = ["--model", "model", "--data", &jargon].into_iter().chain(COMMON);
+    // Alice brings a component of her own; bob takes the ready-made one.
+    let sweep = alice.submit(&service, &sft, common.clone().chain(SWEEP))?;
+    let single = bob.submit(&service, "sft", common.chain(SINGLE).chain(["--json"]))?;
+    let (first, only) = (sweep.jobs.first().context("a sweep without members")?, single.jobs.first().context("no job")?);
+    step("alice watches her sweep of eight learning rates", || alice.run(&service, &["watch", &sweep.cohort]))?;
+    step("bob watches his job", || bob.run(&service, &["watch", &only.id]))?;
+    println!();
+    alice.run(&service, &["jobs"])?;
+    bob.run(&service, &["jobs"])?;
+    let (hers, his) = (out.join("alice"), out.join("bob"));
+    step("both fetch their adapters", || {
+        std::fs::create_dir_all(&hers).with_context(|| format!("making {}", hers.display()))?;
+        sweep.jobs.iter().try_for_each(|job| alice.run(&service, &["fetch", &job.id, "--out", &text(&hers.join(&job.id))?]))?;
+        bob.run(&service, &["fetch", &only.id, "--out", &text(&his)?])
     })?;
-    report(&out, start.elapsed())
-}
-
-/// The binary and its throw-away data folder.
-struct Host {
-    binary: PathBuf,
-    data: PathBuf,
-}
-
-impl Host {
-    fn run(&self, args: &[&str]) -> anyhow::Result<()> {
-        run(Command::new(&self.binary).args(args).env("NODUS_DATA_DIR", &self.data))
+    for (whose, folder) in [("alice's first member", hers.join(&first.id)), ("bob's job", his.clone())] {
+        step(&format!("audit {whose}: verify, then replay alone"), || {
+            host.run(&["audit", "verify", &text(&folder)?])?;
+            host.run(&["audit", "replay", &text(&folder)?])
+        })?;
     }
+    report(&his, start.elapsed())?;
+    println!("All adapters (PEFT folders) and receipts: {}", out.display());
+    println!("The page was {}/; to have it again: NODUS_DATA_DIR={} {} serve", service.url, host.data.display(), host.binary.display());
+    service.stop()
 }
 
 #[derive(Deserialize)]
@@ -83,13 +116,11 @@ fn report(out: &Path, took: Duration) -> anyhow::Result<()> {
     let losses: Vec<Line> = lines(&out.join("losses.jsonl"))?;
     let held_out: Vec<Line> = lines(&out.join("held_out.jsonl"))?;
     let values: Vec<f64> = losses.iter().map(|line| line.loss).collect();
-    println!("\nTraining loss over {} steps\n{}", losses.len(), chart(&values, 60, 8));
+    println!("\nbob's training loss over {} steps\n{}", losses.len(), chart(&values, 60, 8));
     if let [before, .., after] = held_out.as_slice() {
         println!("Held-out loss before: {:.4}", before.loss);
         println!("Held-out loss after step {}: {:.4}", after.step, after.loss);
     }
-    println!("The adapter (a PEFT folder): {}", out.join("adapter").display());
-    println!("The receipt: {}", out.join("receipt.json").display());
     println!("All of it took {:.0} s after the build.", took.as_secs_f64());
     Ok(())
 }
@@ -99,6 +130,7 @@ fn lines<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Vec<T>> {
     file.lines().map(|line| serde_json::from_str(line).with_context(|| format!("reading {}", path.display()))).collect()
 }
 
-fn text(path: &Path) -> anyhow::Result<String> {
+/// A path as an argument.
+pub(crate) fn text(path: &Path) -> anyhow::Result<String> {
     path.to_str().map(str::to_owned).with_context(|| format!("{} is not UTF-8", path.display()))
 }

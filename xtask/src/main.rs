@@ -12,6 +12,7 @@ mod demo;
 mod fuzz;
 mod gpu;
 mod nvrtc;
+mod service;
 mod smollm2;
 mod steps;
 mod test;

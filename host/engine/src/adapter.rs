@@ -32,9 +32,9 @@ pub(crate) struct Adapter<D: Device> {
     pub(crate) sums: LossSums,
     /// Why no command on it succeeds any more.
     pub(crate) poison: Option<EngineError>,
-    config: LoraConfig,
-    seed: u64,
-    index: u32,
+    pub(crate) config: LoraConfig,
+    pub(crate) seed: u64,
+    pub(crate) index: u32,
 }
 
 /// Where the adapted modules lie in the flat buffers.
@@ -57,6 +57,11 @@ impl Sites {
             sites.insert((layer, module), LoraModule { a, b, rank, inputs, outputs, scale: config.scale_of(layer, module) });
         }
         Self { sites, len, cut }
+    }
+
+    /// Number of weights.
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     /// Bytes of the weights.
@@ -89,22 +94,33 @@ impl<D: Device> Adapter<D> {
         seed: u64,
         cohort: Option<u64>,
     ) -> Result<Self, DeviceError> {
-        let sites = Sites::new(config, model);
-        let mut params = device.alloc(Use::State, sites.len)?;
-        for (layer, module, site) in sites.iter() {
+        let mut adapter = Self::blank(device, slot, (trunk, model), config, seed, cohort)?;
+        for (layer, module, site) in adapter.sites.iter() {
             let key = stream_key(seed, &[STREAM_INIT, slot.index.into(), layer as u64, module as u64]);
-            device.upload(&start_of_a(key, site.rank, site.inputs), &mut params, site.a)?;
+            device.upload(&start_of_a(key, site.rank, site.inputs), &mut adapter.params, site.a)?;
         }
-        let [grads, moment1, moment2] =
-            [device.alloc(Use::State, sites.len)?, device.alloc(Use::State, sites.len)?, device.alloc(Use::State, sites.len)?];
+        Ok(adapter)
+    }
+
+    /// One that is all zeros.
+    pub(crate) fn blank(
+        device: &mut D,
+        slot: AdapterSlot,
+        (trunk, model): (TrunkSlot, &ModelConfig),
+        config: &LoraConfig,
+        seed: u64,
+        cohort: Option<u64>,
+    ) -> Result<Self, DeviceError> {
+        let sites = Sites::new(config, model);
+        let mut zeros = || device.alloc(Use::State, sites.len);
         Ok(Self {
             trunk,
             cohort,
+            params: zeros()?,
+            grads: zeros()?,
+            moment1: zeros()?,
+            moment2: zeros()?,
             sites,
-            params,
-            grads,
-            moment1,
-            moment2,
             steps: 0,
             count: 0,
             sums: LossSums::default(),

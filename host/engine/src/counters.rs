@@ -3,7 +3,7 @@
 //! Never steers anything; what is reserved for jobs lives here because others read it, and [`crate::jobs`] decides by it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nodus_protocol::JobSlot;
@@ -27,8 +27,6 @@ pub(crate) struct Counters {
     pub(crate) forming_ns: AtomicU64,
     /// Since when the thread carries something out, in milliseconds of its clock and one more; 0 while it waits.
     pub(crate) busy_since_ms: AtomicU64,
-    /// The device failed, or the engine: everything is refused.
-    pub(crate) is_lost: AtomicBool,
     device_ns: Mutex<BTreeMap<JobSlot, u64>>,
     cache: Mutex<CacheCounts>,
     jobs: Mutex<Jobs>,

@@ -210,9 +210,11 @@ impl<D: Device> Engine<D> {
             | Command::OptimStep { slot, .. }
             | Command::Export { slot }
             | Command::DropAdapter { slot } => (*slot, None),
-            Command::Reserve { job, .. } | Command::Prioritise { job } | Command::DropJob { job } => {
-                (AdapterSlot { job: *job, index: u32::MAX }, None)
-            }
+            Command::Reserve { job, .. }
+            | Command::Prioritise { job }
+            | Command::Snapshot { job }
+            | Command::Restore { job, .. }
+            | Command::DropJob { job } => (AdapterSlot { job: *job, index: u32::MAX }, None),
         };
         let work = match (rows, self.adapters.get(&adapter)) {
             (Some(rows), Some(found)) => Work::Pass { trunk: found.trunk, rows },
@@ -258,7 +260,6 @@ impl<D: Device> Engine<D> {
             if error.kind == ErrorKind::DeviceLost {
                 tracing::error!(%error, "the device is lost; everything is refused from here on");
                 self.lost = Some(error.clone());
-                self.counters.is_lost.store(true, Relaxed);
             }
         }
         self.count_bytes();
@@ -285,6 +286,8 @@ impl<D: Device> Engine<D> {
                 let free_bytes = self.free_bytes();
                 self.counters.jobs().reserve(*job, *adapter_bytes, *activation_bytes, free_bytes).map(|()| Reply::Done)
             }
+            Command::Snapshot { job } => self.snapshot(*job).map(|state| Reply::State(Box::new(state))),
+            Command::Restore { job, trunk, cohort, state } => self.restore(*job, (*trunk, *cohort), state).map(|()| Reply::Done),
             Command::Prioritise { job } => {
                 self.urgent.insert(*job);
                 Ok(Reply::Done)
@@ -311,6 +314,12 @@ impl<D: Device> Engine<D> {
         seed: u64,
         cohort: Option<u64>,
     ) -> Result<Adapter<D>, EngineError> {
+        let model = self.make_room(slot, trunk, config)?;
+        Adapter::create(&mut self.device, slot, (trunk, &model), config, seed, cohort).map_err(|error| to_job(&error))
+    }
+
+    /// Checks that an adapter may be made, and makes room for it; its model.
+    pub(crate) fn make_room(&mut self, slot: AdapterSlot, trunk: TrunkSlot, config: &LoraConfig) -> Result<ModelConfig, EngineError> {
         if self.adapters.contains_key(&slot) {
             return Err(EngineError::invalid(format!("adapter {} exists already, expected a free slot", slot.index)));
         }
@@ -321,10 +330,10 @@ impl<D: Device> Engine<D> {
         if needed_bytes > self.device.free_bytes() {
             self.cache.release(&mut self.device).map_err(|error| to_job(&error))?;
         }
-        Adapter::create(&mut self.device, slot, (trunk, &model), config, seed, cohort).map_err(|error| to_job(&error))
+        Ok(model)
     }
 
-    fn install(&mut self, slot: AdapterSlot, adapter: Adapter<D>) -> Reply {
+    pub(crate) fn install(&mut self, slot: AdapterSlot, adapter: Adapter<D>) -> Reply {
         self.counters.jobs().granted(slot, adapter.sites.state_bytes(), adapter.sites.weight_bytes());
         self.adapters.insert(slot, adapter);
         Reply::Done

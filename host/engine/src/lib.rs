@@ -15,6 +15,7 @@ pub mod plan;
 mod pool;
 mod rope;
 mod rows;
+mod snapshot;
 mod thread;
 mod training;
 mod trunk;

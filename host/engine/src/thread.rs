@@ -79,12 +79,6 @@ impl EngineHandle {
         }
     }
 
-    /// Whether the device or the engine failed. Set before any client is told: whoever was told so can rely on it.
-    #[must_use]
-    pub fn is_lost(&self) -> bool {
-        self.counters.is_lost.load(Relaxed)
-    }
-
     /// What each job holds of the device's memory; also of jobs that ended and whose figures nobody took.
     #[must_use]
     pub fn jobs(&self) -> BTreeMap<JobSlot, JobBytes> {
@@ -99,7 +93,7 @@ impl<D: Device> Engine<D> {
     /// When the operating system has no thread.
     pub fn spawn(self, capacity: usize) -> std::io::Result<(Client, EngineHandle)> {
         let (client, mut inbox) = channel(capacity);
-        let (counters, lost) = (self.counters.clone(), self.counters.clone());
+        let counters = self.counters.clone();
         let classes = (0..self.trunks.len()).map(|trunk| self.class(TrunkSlot(trunk as u32))).collect();
         let timer = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
         let epoch = Instant::now();
@@ -110,7 +104,6 @@ impl<D: Device> Engine<D> {
             let served = catch_unwind(AssertUnwindSafe(|| serve(&mut engine, &mut inbox, &mut desk, &timer)));
             if served.is_err() {
                 tracing::error!("the engine's thread panicked; everything is refused from here on");
-                lost.is_lost.store(true, Relaxed);
                 refuse_all(&mut inbox, desk.waiting);
                 return Err(failed());
             }
@@ -227,7 +220,11 @@ fn failed() -> EngineError {
 
 fn slot_of(command: &Command) -> Option<AdapterSlot> {
     match command {
-        Command::Reserve { .. } | Command::Prioritise { .. } | Command::DropJob { .. } => None,
+        Command::Reserve { .. }
+        | Command::Prioritise { .. }
+        | Command::Snapshot { .. }
+        | Command::Restore { .. }
+        | Command::DropJob { .. } => None,
         Command::CreateAdapter { slot, .. }
         | Command::LoadAdapter { slot, .. }
         | Command::ForwardBackward { slot, .. }

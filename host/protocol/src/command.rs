@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AdamW, AdapterWeights, Batch, LoraConfig};
+use crate::{AdamW, AdapterWeights, Batch, JobState, LoraConfig};
 
 /// A trunk that the engine holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -105,6 +105,23 @@ pub enum Command {
         /// For the activations of its largest batch.
         activation_bytes: u64,
     },
+    /// Everything that the engine holds of a job. Its client has no other command under way, else what is in it and what is not is left to
+    /// chance. Answers `State`.
+    Snapshot {
+        /// Which.
+        job: JobSlot,
+    },
+    /// Puts back what a `Snapshot` answered, of a job that holds nothing: what follows is as if nothing had come between. Answers `Done`.
+    Restore {
+        /// For which.
+        job: JobSlot,
+        /// On which trunk all its adapters are.
+        trunk: TrunkSlot,
+        /// As in `CreateAdapter`, for all of them.
+        cohort: Option<u64>,
+        /// What it held.
+        state: Arc<JobState>,
+    },
     /// Lets a job's passes go before those of others, without others in them; until `DropJob`. Answers `Done`.
     Prioritise {
         /// Which.
@@ -183,4 +200,6 @@ pub enum Reply {
     Step(StepReport),
     /// The weights.
     Weights(Box<AdapterWeights>),
+    /// All that is held of a job.
+    State(Box<JobState>),
 }

@@ -12,6 +12,7 @@ mod error;
 pub mod frame;
 mod model;
 mod optimiser;
+mod state;
 pub mod wire;
 
 pub use adapter::{AdapterWeights, LayerSelection, LoraConfig, ModuleOverride, ModuleWeights};
@@ -22,3 +23,4 @@ pub use digest::{Digest, DigestParseError};
 pub use error::{EngineError, ErrorKind};
 pub use model::{Architecture, ModelConfig, Module, RopeScaling};
 pub use optimiser::{AdamW, Normalisation};
+pub use state::{AdapterState, JobState};

@@ -62,9 +62,9 @@ fn engine() -> Client {
 fn served() -> (Client, Grants) {
     let (near, far) = UnixStream::pair().unwrap();
     let grants = Grants::default();
-    grants.grant(JOB, vec![TrunkSlot(1)], None);
+    grants.grant(JOB, engine(), vec![TrunkSlot(1)], None);
     let (reader, writer) = far.into_split();
-    tokio::spawn(serve(reader, writer, engine(), grants.clone(), 1 << 16));
+    tokio::spawn(serve(reader, writer, grants.clone(), 1 << 16));
     let (reader, writer) = near.into_split();
     let (client, work) = connect(reader, writer);
     tokio::spawn(work);

@@ -43,9 +43,9 @@ fn served() -> (UnixStream, JoinHandle<Result<(), WireError>>, Seen) {
     let (near, far) = UnixStream::pair().unwrap();
     let (client, seen) = engine();
     let grants = Grants::default();
-    grants.grant(JobSlot(3), vec![TrunkSlot(1)], Some(5));
+    grants.grant(JobSlot(3), client, vec![TrunkSlot(1)], Some(5));
     let (reader, writer) = far.into_split();
-    (near, tokio::spawn(serve(reader, writer, client, grants, BYTES_MAX)), seen)
+    (near, tokio::spawn(serve(reader, writer, grants, BYTES_MAX)), seen)
 }
 
 fn slot(job: u32) -> AdapterSlot {
@@ -91,6 +91,8 @@ async fn a_client_may_name_nothing_that_is_not_its_own() {
         Command::Export { slot: slot(4) },
         Command::DropJob { job: JobSlot(4) },
         Command::Reserve { job: JobSlot(3), adapter_bytes: 0, activation_bytes: 0 },
+        Command::Snapshot { job: JobSlot(3) },
+        Command::Restore { job: JobSlot(3), trunk: TrunkSlot(1), cohort: Some(5), state: Arc::default() },
         Command::Prioritise { job: JobSlot(3) },
         create(0, Some(5)),
         create(1, Some(6)),
@@ -137,10 +139,10 @@ async fn a_client_that_goes_away_leaves_nothing() {
 }
 
 /// A client of what this client is of, over one stream more.
-fn hop(engine: Client, grants: Grants) -> Client {
+fn hop(grants: Grants) -> Client {
     let (near, far) = UnixStream::pair().unwrap();
     let (reader, writer) = far.into_split();
-    tokio::spawn(serve(reader, writer, engine, grants, BYTES_MAX));
+    tokio::spawn(serve(reader, writer, grants, BYTES_MAX));
     let (reader, writer) = near.into_split();
     let (client, work) = connect(reader, writer);
     tokio::spawn(work);
@@ -151,10 +153,10 @@ fn hop(engine: Client, grants: Grants) -> Client {
 #[tokio::test]
 async fn a_parent_between_changes_nothing_and_a_job_that_was_cut_off_reaches_the_engine_no_more() {
     let (engine, seen) = engine();
-    let parent = hop(engine, Grants::whole());
+    let parent = hop(Grants::whole(engine));
     let grants = Grants::default();
-    grants.grant(JobSlot(3), vec![TrunkSlot(1)], Some(5));
-    let guest = hop(parent.clone(), grants.clone());
+    grants.grant(JobSlot(3), parent.clone(), vec![TrunkSlot(1)], Some(5));
+    let guest = hop(grants.clone());
     parent.call(Command::Reserve { job: JobSlot(3), adapter_bytes: 1, activation_bytes: 2 }).await.unwrap();
     let Reply::Loss(losses) = guest.call(create(1, Some(5))).await.unwrap() else { panic!("no loss") };
     assert_eq!(losses[0].loss_sum.to_bits(), 0x7ff8_0000_0000_0001);

@@ -12,11 +12,11 @@ use serde::de::DeserializeOwned;
 
 use super::activity::{Activity, Stretch};
 use super::arm::{Arm, Company};
-use super::mps::Mps;
 use super::variant::Variant;
 use super::words::{Done, Order, PeerOrder, Ready};
 use super::work::Work;
 use crate::cli::DeviceArgs;
+use crate::process::mps::Mps;
 use crate::process::spawn::program;
 
 /// Where and how workers run.

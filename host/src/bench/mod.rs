@@ -11,7 +11,6 @@ mod fleet;
 mod floor;
 mod html;
 mod ledger;
-mod mps;
 mod overview;
 mod published;
 mod receipts;

@@ -3,11 +3,12 @@
 //! Parses only.
 
 use std::num::NonZeroUsize;
+use std::time::Duration;
 
 use clap::Args;
 
 use super::device::{DeviceChoice, Dtype};
-use crate::text::parse_bytes;
+use crate::text::{parse_bytes, parse_seconds};
 
 /// Where and how a service's jobs run. But for device and type none of it changes a result.
 #[derive(Clone, Debug, Default, Args)]
@@ -27,6 +28,9 @@ pub struct FloorArgs {
     /// Memory of each device for engines and jobs, such as 8GiB [default: what it has free at the start]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub memory: Option<u64>,
+    /// How long a job works between two snapshots: what is done again at most where it is interrupted [default: 30]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub snapshot_every: Option<Duration>,
     /// Take jobs, and start none
     #[arg(long)]
     pub hold: bool,

@@ -6,7 +6,8 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream as StdStream;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
+use nodus_kernels::cuda::refuses;
 use nodus_protocol::frame::{FrameReader, FrameWriter};
 use nodus_protocol::wire::{Grants, serve as serve_wire};
 use tokio::io::BufReader;
@@ -51,7 +52,10 @@ async fn work(store: &Store, surroundings: &Surroundings, commands: StdStream, c
         }
     };
     let (command_reader, command_writer) = split(commands)?;
-    let serving = serve_wire(command_reader, command_writer, device.client(), Grants::whole(), u64::from(u32::MAX));
+    let engine = device.client();
+    #[cfg(debug_assertions)]
+    let engine = super::planted::planted(engine);
+    let serving = serve_wire(command_reader, command_writer, Grants::whole(engine), u64::from(u32::MAX));
     writer.send(&FromEngine::Ready(Box::new(facts))).await?;
     tokio::select! {
         ended = serving => ended.context("serving the parent's commands"),
@@ -61,6 +65,11 @@ async fn work(store: &Store, surroundings: &Surroundings, commands: StdStream, c
 
 fn device(store: &Store, surroundings: &Surroundings, load: &Load) -> anyhow::Result<(Device, Facts)> {
     let surroundings = Surroundings { devices: load.environment.clone(), ..surroundings.clone() };
+    if let Some((ordinal, bytes)) = load.limit {
+        let more = usize::try_from(bytes)?.saturating_add(1 << 20);
+        let is_refused = refuses(ordinal, more).context("trying the process's memory limit")?;
+        anyhow::ensure!(is_refused, "the process was given {more} bytes of the card, beyond its limit of {bytes}: the limit has no effect");
+    }
     let model = OpenModel::open(store, &load.model)?;
     let chosen = choose(store, &surroundings, (load.device.device, load.device.dtype), std::iter::once(&model))?;
     let rig = Rig { chosen: &chosen, args: load.device, buffer_bytes_max: load.buffer_bytes_max, expected: None };
@@ -72,8 +81,6 @@ fn device(store: &Store, surroundings: &Surroundings, load: &Load) -> anyhow::Re
 /// Answers until the parent is gone.
 async fn answer(device: &Device, reader: &mut Reader, writer: &mut Writer) -> anyhow::Result<()> {
     while let Some(words) = reader.next().await? {
-        // What a job made of a lost device is no result: the parent, told nothing, has all of them run again elsewhere.
-        ensure!(!device.handle().is_lost(), "the device is lost");
         let answer = match words {
             ToEngine::Load(_) => bail!("the parent said twice what to load"),
             ToEngine::Forget(job) => {

@@ -3,8 +3,10 @@
 //! Knows slots and numbers as the engine does; no tenant, no component.
 
 mod desk;
+#[cfg(debug_assertions)]
+mod planted;
 mod process;
 mod words;
 
 pub(crate) use desk::serve;
-pub(crate) use process::{Process, Setup, Watch};
+pub(crate) use process::{MpsTerms, Process, Setup, Watch};

@@ -27,6 +27,7 @@ use crate::error::user;
 use crate::name::Name;
 use crate::process::fate::Fate;
 use crate::process::handover;
+use crate::process::mps::Mps;
 use crate::process::socket::{listen, split};
 use crate::process::spawn::{Ends, spawn};
 use crate::run::device::Class;
@@ -44,7 +45,34 @@ pub(crate) struct Setup {
     /// Bytes of its buffers at most: all but the weights.
     pub(crate) buffer_bytes_max: u64,
     pub(crate) environment: DeviceEnv,
+    /// The daemon that it is to be a client of.
+    pub(crate) mps: Option<MpsTerms>,
     pub(crate) watch: Watch,
+}
+
+/// How an engine process is a client of an MPS daemon.
+#[derive(Clone, Debug)]
+pub(crate) struct MpsTerms {
+    pub(crate) daemon: Arc<Mps>,
+    /// Which of the cards that the daemon serves.
+    pub(crate) ordinal: usize,
+    /// Bytes of the card's memory that it may have in all.
+    pub(crate) memory_bytes: u64,
+}
+
+impl MpsTerms {
+    /// All threads of the card, and no more memory than is planned.
+    fn environment(&self) -> Vec<(String, String)> {
+        let mut variables = self.daemon.environment(Some(100));
+        variables.push(Mps::memory_limit(self.ordinal, self.memory_bytes));
+        variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+
+    /// Waits until the process is a client: the driver would run it all the same.
+    async fn prove(&self, process: u32) -> anyhow::Result<()> {
+        let daemon = self.daemon.clone();
+        tokio::task::spawn_blocking(move || daemon.expect_clients(&[process])).await.context("asking the MPS daemon")?
+    }
 }
 
 /// How long a process may take before it counts as one that hangs.
@@ -90,15 +118,17 @@ impl Process {
         let (command_stream, command_end) = StdStream::pair().context("making a socket")?;
         let (control_stream, control_end) = StdStream::pair().context("making a socket")?;
         let ends = Ends { input: OwnedFd::from(command_end), output: OwnedFd::from(control_end) };
-        let mut child = spawn("engine", &[], &[], ends).context("starting an engine process")?;
+        let variables = setup.mps.as_ref().map_or_else(Vec::new, MpsTerms::environment);
+        let mut child = spawn("engine", &[], &variables, ends).context("starting an engine process")?;
         listen(&mut child, "an engine process").context("starting the thread that listens to an engine process")?;
-        let fate = Arc::new(Fate::new(child));
+        let fate = Arc::new(Fate::of_client(child, setup.mps.as_ref().map(|mps| mps.daemon.clone())));
         handover::give(&control_stream, dir).context("handing the data folder to an engine process")?;
         let (reader, writer) = split(control_stream)?;
         let (mut reader, mut writer) = (FrameReader::new(BufReader::new(reader), u64::from(u32::MAX)), FrameWriter::new(writer));
-        let Setup { model, device, buffer_bytes_max, environment, watch } = setup.clone();
+        let Setup { model, device, buffer_bytes_max, environment, watch, mps } = setup.clone();
+        let limit = mps.as_ref().map(|mps| (mps.ordinal, mps.memory_bytes));
         // A process that is gone already is noticed where it is read.
-        drop(writer.send(&ToEngine::Load(Box::new(Load { model, device, buffer_bytes_max, environment }))).await);
+        drop(writer.send(&ToEngine::Load(Box::new(Load { model, device, buffer_bytes_max, limit, environment }))).await);
         let facts = match timeout(watch.start, reader.next()).await {
             Ok(Ok(Some(FromEngine::Ready(facts)))) => *facts,
             Ok(Ok(Some(FromEngine::Refused { text, is_users: true }))) => return Err(user(text)),
@@ -109,6 +139,9 @@ impl Process {
             }
             Err(_) => bail!("an engine process was not ready after {} s", watch.start.as_secs()),
         };
+        if let Some(mps) = &mps {
+            mps.prove(fate.id()).await?;
+        }
         let (command_reader, command_writer) = split(command_stream)?;
         let (client, carrying) = connect(command_reader, command_writer);
         tokio::spawn(carrying);
@@ -166,9 +199,22 @@ impl Process {
 
     /// Ends it, and waits until it is gone.
     pub(crate) async fn end(&self) {
-        self.fate.seal(None);
+        seal(&self.fate, None).await;
         self.ended().await;
     }
+
+    /// Ends it for a reason, which is how it ended, and waits until it is gone.
+    pub(crate) async fn condemn(&self, reason: String) {
+        seal(&self.fate, Some(reason)).await;
+        self.ended().await;
+    }
+}
+
+/// Ends a process, which may block.
+async fn seal(fate: &Arc<Fate>, reason: Option<String>) {
+    let fate = fate.clone();
+    // A panic of it was reported where it happened.
+    drop(tokio::task::spawn_blocking(move || fate.seal(reason)).await);
 }
 
 /// Passes words on, and asks for a word now and then. Ends when nobody has more to say, or nobody listens.
@@ -208,7 +254,7 @@ async fn read(mut reader: FrameReader<BufReader<OwnedReadHalf>>, board: Arc<Boar
             Err(_) => break Some(format!("gave no sign of life for {} s and was ended", watch.silence.as_secs())),
         }
     };
-    fate.seal(reason);
+    seal(&fate, reason).await;
     let how = tokio::task::spawn_blocking(move || fate.how()).await.unwrap_or_else(|_| "was lost".to_owned());
     board.ended.send_replace(Some(how));
     board.asking().clear();

@@ -48,6 +48,8 @@ pub(super) struct Load {
     pub(super) device: DeviceArgs,
     /// Bytes of its buffers at most: all but the weights.
     pub(super) buffer_bytes_max: u64,
+    /// The card of which it may have so many bytes in all, as the driver is to see to.
+    pub(super) limit: Option<(usize, u64)>,
     pub(super) environment: DeviceEnv,
 }
 

@@ -12,6 +12,7 @@ use nodus_state::{Change, CohortId, JobId, TenantId, What};
 use tokio::sync::watch;
 
 use super::engines::Engine;
+use super::suspects::Suspects;
 
 /// What is wished of a job that runs; a later one outweighs an earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,14 +35,16 @@ pub(super) struct Run {
     pub(super) numbers: Job,
     pub(super) engine: EngineId,
     pub(super) slot: JobSlot,
+    /// Whether it runs alone because it is suspected, and not because its owner wants it.
+    pub(super) is_tried: bool,
     /// Time in passes that was counted so far.
     pub(super) counted_ns: u64,
     wish: Arc<watch::Sender<Wish>>,
 }
 
 impl Run {
-    pub(super) fn new((tenant, cohort): (TenantId, CohortId), numbers: Job, engine: EngineId, slot: JobSlot) -> Self {
-        Self { tenant, cohort, numbers, engine, slot, counted_ns: 0, wish: Arc::new(watch::Sender::new(Wish::GoOn)) }
+    pub(super) fn new((tenant, cohort): (TenantId, CohortId), (numbers, is_tried): (Job, bool), engine: EngineId, slot: JobSlot) -> Self {
+        Self { tenant, cohort, numbers, engine, slot, is_tried, counted_ns: 0, wish: Arc::new(watch::Sender::new(Wish::GoOn)) }
     }
 
     pub(super) fn wishes(&self) -> watch::Receiver<Wish> {
@@ -86,6 +89,8 @@ pub(super) struct Board {
     pub(super) aging: BTreeMap<JobId, Instant>,
     /// Jobs that the host failed.
     pub(super) jobs_later: BTreeMap<JobId, Backoff>,
+    /// Jobs that were at work in engines that died.
+    pub(super) suspects: Suspects,
     /// Trunks whose engine could not be started.
     pub(super) trunks_later: BTreeMap<TrunkId, Backoff>,
     /// What the owners of waiting jobs were told.

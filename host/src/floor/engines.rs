@@ -13,10 +13,13 @@ use super::Shared;
 use super::board::Backoff;
 use super::homes::Homes;
 use super::options::Place;
-use crate::cli::DeviceArgs;
-use crate::engine::{Process, Setup};
+use crate::cli::{DeviceArgs, DeviceChoice};
+use crate::engine::{MpsTerms, Process, Setup};
 use crate::run::inputs::OpenModel;
 use crate::run::neighbours::Neighbours;
+
+/// What the driver and the libraries take of a card for one client of the MPS daemon, beside what is planned.
+const CLIENT_RESERVE_BYTES: u64 = 2 << 30;
 
 /// How far an engine is.
 #[derive(Clone)]
@@ -75,7 +78,7 @@ impl Engine {
 }
 
 /// Starts an engine with a model, and enters it; it takes jobs when it is ready.
-pub(super) fn start(shared: &Arc<Shared>, numbers: NewEngine, model: Arc<OpenModel>) -> EngineId {
+pub(super) fn start(shared: &Arc<Shared>, (numbers, job_bytes): (NewEngine, u64), model: Arc<OpenModel>) -> EngineId {
     let (teller, stage) = watch::channel(Stage::Starting);
     let homes = Arc::new(Homes::new(shared.settings, shared.options.guest_threads, shared.options.terms));
     let (neighbours, idle_since) = (Arc::default(), Some(Instant::now()));
@@ -86,13 +89,19 @@ pub(super) fn start(shared: &Arc<Shared>, numbers: NewEngine, model: Arc<OpenMod
         board.engines.insert(id, engine);
         id
     };
-    tokio::spawn(live(shared.clone(), id, numbers, model, teller));
+    tokio::spawn(live(shared.clone(), id, (numbers, job_bytes), model, teller));
     id
 }
 
 /// The life of an engine.
-async fn live(shared: Arc<Shared>, id: EngineId, numbers: NewEngine, model: Arc<OpenModel>, teller: watch::Sender<Stage>) {
-    let how = match begin(&shared, numbers, &model).await {
+async fn live(
+    shared: Arc<Shared>,
+    id: EngineId,
+    (numbers, job_bytes): (NewEngine, u64),
+    model: Arc<OpenModel>,
+    teller: watch::Sender<Stage>,
+) {
+    let how = match begin(&shared, numbers, job_bytes, &model).await {
         Ok(process) => {
             let process = Arc::new(process);
             tracing::info!(engine = id.0, model = %model.name, device = process.device(), lane = ?numbers.lane, "an engine is ready");
@@ -120,14 +129,31 @@ async fn live(shared: Arc<Shared>, id: EngineId, numbers: NewEngine, model: Arc<
     shared.wake.notify_one();
 }
 
-async fn begin(shared: &Shared, numbers: NewEngine, model: &OpenModel) -> anyhow::Result<Process> {
+/// Starts its process. Where it is one job's, `job_bytes` is what that is planned to need.
+async fn begin(shared: &Shared, numbers: NewEngine, job_bytes: u64, model: &OpenModel) -> anyhow::Result<Process> {
     let place = place(shared, numbers)?;
-    let weights = shared.cellar.weight_bytes(model, &shared.options.device, place.device);
+    let (options, cellar) = (&shared.options.device, &shared.cellar);
+    let weights = cellar.weight_bytes(model, options, place.device);
+    let mps = match (numbers.lane, place.device) {
+        (Lane::Mps, DeviceChoice::Cuda(ordinal)) => {
+            let planned = cellar.engine_bytes(model, options, place.device).saturating_add(job_bytes);
+            Some(MpsTerms {
+                daemon: shared.daemons.of(ordinal).await?,
+                ordinal,
+                memory_bytes: planned.saturating_add(CLIENT_RESERVE_BYTES),
+            })
+        }
+        // A processor has no daemon: the lane is an engine of the job's own.
+        _ => None,
+    };
+    let most = place.memory_bytes.saturating_sub(weights);
     let setup = Setup {
         model: model.name.clone(),
         device: DeviceArgs { device: Some(place.device), ..shared.options.device },
-        buffer_bytes_max: place.memory_bytes.saturating_sub(weights),
+        // Within its limit: what it is planned to need is refused by the engine's own numbers, never by the driver.
+        buffer_bytes_max: mps.as_ref().map_or(most, |mps| most.min(mps.memory_bytes.saturating_sub(weights + CLIENT_RESERVE_BYTES))),
         environment: shared.options.environment.clone(),
+        mps,
         watch: shared.options.watch,
     };
     Process::start(&shared.store.dir()?, &setup).await

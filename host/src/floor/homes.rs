@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nodus_protocol::{Client, Digest};
+use nodus_protocol::Digest;
 use nodus_state::TenantId;
 
 use crate::error::user;
@@ -52,7 +52,7 @@ impl Homes {
     ///
     /// # Errors
     /// Ours: none can be started. The operator's: the kernel locks it down less than was demanded.
-    pub(super) async fn seat(&self, tenant: TenantId, engine: Client, need: Need) -> anyhow::Result<Seat> {
+    pub(super) async fn seat(&self, tenant: TenantId, need: Need) -> anyhow::Result<Seat> {
         let own = self.of.lock().unwrap_or_else(PoisonError::into_inner).entry(tenant).or_default().clone();
         let mut homes = own.lock().await;
         if let Some(seat) = homes.iter().find_map(|home| Home::sit(home, need)) {
@@ -65,7 +65,7 @@ impl Homes {
             home.process.end().await;
         }
         let whole = need.times(SEATS);
-        let process = Process::start(engine, self.settings, Size::of(self.threads, self.terms.silence, whole)).await?;
+        let process = Process::start(self.settings, Size::of(self.threads, self.terms.silence, whole)).await?;
         if !process.missing().is_empty() && self.terms.require_os_sandbox {
             let missing = process.missing().join("; ");
             return Err(user(format!("the kernel does not lock guests down wholly, as was demanded: {missing}")));

@@ -5,17 +5,22 @@
 mod attempt;
 mod board;
 mod cellar;
+mod daemons;
 mod engines;
+mod follow;
 mod homes;
 mod numbers;
 mod obey;
 mod options;
 mod scene;
 mod settle;
+mod suspects;
 mod transcript;
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use nodus_protocol::Digest;
@@ -28,12 +33,14 @@ use crate::app::Surroundings;
 use crate::books::Books;
 use crate::cli::{DeviceArgs, FloorArgs, SandboxArgs};
 use crate::guest::{Terms, Workshop};
+use crate::journal::Shelf;
 use crate::store::Store;
 
 pub(crate) use numbers::describe;
 
 use board::Board;
 use cellar::Cellar;
+use daemons::Daemons;
 use numbers::Numbers;
 use options::{Options, Place};
 
@@ -43,6 +50,9 @@ const GATHER: Duration = Duration::from_millis(20);
 const END: Duration = Duration::from_secs(5);
 /// How often it is decided though nothing changed: patience and idle times run on.
 const TICK: Duration = Duration::from_secs(1);
+
+/// How often journals are looked through for those that nobody needs.
+const SWEEP: Duration = Duration::from_secs(3600);
 
 /// Memory of each engine's trunk cache, where the operator does not say.
 const TRUNK_CACHE_BYTES: u64 = 256 << 20;
@@ -54,6 +64,7 @@ struct Parts {
     workshop: Arc<Workshop>,
     /// Of the sandbox that the workshop compiles for.
     settings: Digest,
+    daemons: Daemons,
     options: Options,
 }
 
@@ -70,6 +81,9 @@ struct Shared {
     settings: Digest,
     books: Mutex<Books>,
     cellar: Cellar,
+    /// Of the jobs' journals.
+    shelf: Shelf,
+    daemons: Daemons,
     options: Options,
     board: Mutex<Board>,
     numbers: Numbers,
@@ -105,7 +119,7 @@ impl Floor {
     /// # Errors
     /// The operator's: a device is not there. Ours: the state or the data folder refuses.
     pub(crate) fn of_service(
-        (store, state): (Arc<Store>, Arc<State>),
+        (store, state, data_dir): (Arc<Store>, Arc<State>, &Path),
         surroundings: &Surroundings,
         args: &FloorArgs,
         sandbox: SandboxArgs,
@@ -122,10 +136,12 @@ impl Floor {
             memory: None,
         };
         let places = options::places(surroundings, &args.devices, args.memory)?;
-        let options = Options::new(places, device, surroundings.devices.clone(), terms)?;
+        let mut options = Options::new(places, device, surroundings.devices.clone(), terms)?;
+        options.snapshot_every = args.snapshot_every.unwrap_or(options.snapshot_every);
+        let daemons = Daemons::new(store.dir()?, std::path::absolute(data_dir).context("finding the data folder")?);
         let sandbox = Sandbox::new(SandboxOptions { upload: Limits::DEFAULT })?;
         let workshop = Arc::new(Workshop::open(&store, &sandbox, terms)?);
-        Self::open(Parts { state, store, workshop, settings: sandbox.settings(), options }).map(Some)
+        Self::open(Parts { state, store, workshop, settings: sandbox.settings(), daemons, options }).map(Some)
     }
 
     /// Puts jobs that ran when the service ended back into the queue, and begins.
@@ -133,11 +149,14 @@ impl Floor {
     /// # Errors
     /// Ours: the state or the books refuse.
     fn open(parts: Parts) -> anyhow::Result<Self> {
-        let Parts { state, store, workshop, settings, options } = parts;
+        let Parts { state, store, workshop, settings, daemons, options } = parts;
         let books = Mutex::new(Books::open(store.dir()?)?);
+        let shelf = Shelf::open(&store.dir()?)?;
+        sweep(&state, &shelf)?;
         let cellar = Cellar::new(state.clone(), store.clone(), workshop);
         let (board, numbers, wake) = (Mutex::default(), Numbers::default(), Notify::new());
-        let shared = Arc::new(Shared { state: state.clone(), store, settings, books, cellar, options, board, numbers, wake });
+        let shared = Shared { state: state.clone(), store, settings, books, cellar, shelf, daemons, options, board, numbers, wake };
+        let shared = Arc::new(shared);
         shared.recover().context("taking up what the service was at when it ended")?;
         let listener = Arc::downgrade(&shared);
         state.listen(move |change| {
@@ -176,9 +195,29 @@ impl Floor {
     }
 }
 
+/// Removes the journals of jobs that have ended.
+fn sweep(state: &State, shelf: &Shelf) -> anyhow::Result<()> {
+    let queued = || state.queued().context("reading the queue");
+    // Twice, since a job may change places meanwhile.
+    let (before, running, after) = (queued()?, state.running().context("reading the jobs that run")?, queued()?);
+    let waiting = before.iter().chain(&after).map(|job| job.job);
+    let wanted: BTreeSet<String> = waiting.chain(running.iter().map(|job| job.job)).map(|job| job.to_string()).collect();
+    shelf.sweep(|job| wanted.contains(job))
+}
+
 /// Decides and obeys, again and again.
 async fn work(shared: Arc<Shared>) {
+    let mut swept = Instant::now();
     loop {
+        if swept.elapsed() >= SWEEP {
+            swept = Instant::now();
+            let sweeper = shared.clone();
+            // Jobs that were cancelled while they waited leave theirs.
+            let sweep = move || sweep(&sweeper.state, &sweeper.shelf);
+            if let Ok(Err(error)) = tokio::task::spawn_blocking(sweep).await {
+                tracing::error!("the floor: {error:#}");
+            }
+        }
         if let Err(error) = step(&shared).await {
             tracing::error!("the floor: {error:#}");
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use nodus_schedule::{EngineId, Plan, Seat};
+use nodus_schedule::{EngineId, NewEngine, Plan, Seat};
 use nodus_state::{JobId, Outcome, Stop};
 
 use super::Shared;
@@ -55,11 +55,18 @@ fn pause(board: &Board, plan: &Plan) {
 
 /// Starts engines; their numbers, in the order of the plan.
 fn start(shared: &Arc<Shared>, plan: &Plan, view: &View) -> Vec<Option<EngineId>> {
-    let model = |seat: usize| {
+    let first = |seat: usize| {
         let first = plan.place.iter().find(|placed| placed.seat == Seat::New(seat))?;
-        view.waiting.get(&first.job).map(|waiting| waiting.model.clone())
+        view.waiting.get(&first.job).map(|waiting| {
+            let needs = &waiting.numbers;
+            (waiting.model.clone(), needs.adapter_bytes.saturating_add(needs.activation_bytes))
+        })
     };
-    (0..).zip(&plan.start).map(|(seat, numbers)| Some(engines::start(shared, *numbers, model(seat)?))).collect()
+    let begin = |(seat, numbers): (usize, &NewEngine)| {
+        let (model, job_bytes) = first(seat)?;
+        Some(engines::start(shared, (*numbers, job_bytes), model))
+    };
+    (0..).zip(&plan.start).map(begin).collect()
 }
 
 /// Begins jobs, each in its engine.
@@ -76,7 +83,7 @@ fn place(shared: &Arc<Shared>, plan: &Plan, view: &View, started: &[Option<Engin
         let Some(engine) = board.engines.get_mut(&id) else { continue };
         engine.idle_since = None;
         let engine = engine.clone();
-        let run = Run::new((waiting.tenant, waiting.cohort), waiting.numbers, id, slot);
+        let run = Run::new((waiting.tenant, waiting.cohort), (waiting.numbers, waiting.is_tried), id, slot);
         board.running.insert(waiting.job, run.clone());
         board.aging.remove(&waiting.job);
         drop(board);

@@ -16,6 +16,12 @@ use crate::guest::Terms;
 use crate::machine::{self, MEMORY_FILE};
 use crate::run::choice::{asked, free_card_bytes};
 
+/// Time between two snapshots of a job, where the operator does not say.
+pub(crate) const SNAPSHOT_EVERY: Duration = Duration::from_secs(30);
+
+/// How long a suspected job is tried alone.
+const TRIAL: Duration = Duration::from_secs(60);
+
 /// A device that jobs run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -40,6 +46,10 @@ pub(crate) struct Options {
     pub(crate) faults_max: u32,
     /// How long a job waits after its first such failure; twice as long after each further one.
     pub(crate) backoff: Duration,
+    /// How long a job works between two snapshots of it: what is done again at most where it is interrupted.
+    pub(crate) snapshot_every: Duration,
+    /// How long a suspected job works alone, beyond where it was, until it is not suspected any more.
+    pub(crate) trial: Duration,
     /// Jobs of one tenant's line that are looked at; the others wait behind them.
     pub(crate) window: usize,
 }
@@ -54,7 +64,20 @@ impl Options {
         let watch = Watch { start: Duration::from_secs(1800), silence: Duration::from_secs(60), pass: Duration::from_secs(900) };
         let guest_threads = machine::threads(device.threads)?;
         let backoff = Duration::from_secs(1);
-        Ok(Self { places, device, environment, rules, watch, terms, guest_threads, faults_max: 5, backoff, window: 64 })
+        Ok(Self {
+            places,
+            device,
+            environment,
+            rules,
+            watch,
+            terms,
+            guest_threads,
+            faults_max: 5,
+            backoff,
+            snapshot_every: SNAPSHOT_EVERY,
+            trial: TRIAL,
+            window: 64,
+        })
     }
 }
 

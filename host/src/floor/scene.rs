@@ -33,6 +33,8 @@ pub(super) struct Waiting {
     pub(super) tenant: TenantId,
     pub(super) cohort: CohortId,
     pub(super) numbers: Job,
+    /// Whether it is to run alone because it is suspected.
+    pub(super) is_tried: bool,
     pub(super) model: Arc<OpenModel>,
 }
 
@@ -52,6 +54,7 @@ pub(super) fn look(shared: &Shared) -> anyhow::Result<View> {
     shared.numbers.engines(engines);
     let known: BTreeSet<JobId> = queued.iter().map(|job| job.job).chain(board.running.keys().copied()).collect();
     board.jobs_later.retain(|job, _| known.contains(job));
+    board.suspects.retain(|job| known.contains(job));
     let mut view = View { scene: still(shared, &board), waiting: BTreeMap::new(), aside: Vec::new(), hopeless: Vec::new() };
     let mut lengths: BTreeMap<TenantId, usize> = BTreeMap::new();
     for ((order, job), model) in (0..).zip(&queued).zip(&models) {
@@ -143,13 +146,15 @@ fn enter(
     let aged = board.aging.get(&queued.job).map_or(Duration::ZERO, Instant::elapsed);
     // Told to age is aging, be it since a moment ago.
     let aged_ms = if board.aging.contains_key(&queued.job) { u64::try_from(aged.as_millis()).unwrap_or(u64::MAX).max(1) } else { 0 };
+    let own_lane = lane(queued.spec.lane);
+    let is_tried = own_lane != schedule::Lane::Solo && board.suspects.is_tried(queued.job);
     let numbers = Job {
         id: schedule::JobId(queued.job.as_u128()),
         tenant: tenant_of(queued.tenant),
         order,
         cohort: Some(cohort_of(queued.cohort)),
         trunk,
-        lane: lane(queued.spec.lane),
+        lane: if is_tried { schedule::Lane::Solo } else { own_lane },
         priority: match queued.priority {
             Priority::High => schedule::Priority::High,
             Priority::Low => schedule::Priority::Low,
@@ -159,8 +164,10 @@ fn enter(
         state: Progress::Waiting { aged_ms },
     };
     view.scene.jobs.push(numbers);
-    view.waiting
-        .insert(numbers.id, Waiting { job: queued.job, tenant: queued.tenant, cohort: queued.cohort, numbers, model: model.clone() });
+    view.waiting.insert(
+        numbers.id,
+        Waiting { job: queued.job, tenant: queued.tenant, cohort: queued.cohort, numbers, is_tried, model: model.clone() },
+    );
 }
 
 fn cohort_of(cohort: CohortId) -> schedule::CohortId {

@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use cap_std::fs::Dir;
+use nodus_schedule::Lane;
 use nodus_state::{Claim, Finish, JobState, Kept as Blob, Outcome, StateError, Work};
 
 use super::Shared;
 use super::board::Backoff;
+use super::engines::lane_name;
 use super::numbers;
 use crate::books::Account;
 use crate::error::{exit_code, refusal_code};
@@ -50,6 +52,8 @@ pub(super) enum Ending {
     Paused,
     /// Its guest process died, which may be its own doing.
     GuestProcess(String),
+    /// Its engine's process died, which may be the doing of a job that was at work in it.
+    EngineProcess { how: String, was_at_work: bool },
     /// The host failed it.
     HostFault(String),
     /// It told something else than before.
@@ -87,11 +91,18 @@ fn settle_blocking(shared: &Shared, claim: Claim, attempted: anyhow::Result<Atte
             match ending {
                 Ending::Over | Ending::Paused => {
                     charge(shared, claim, device_ms)?;
-                    requeue(shared, claim, ("room", "it made room for a job of high priority"))
+                    requeue(shared, claim, ("room", "it made room, and goes on later"))
                 }
                 Ending::GuestProcess(how) => {
                     let why = format!("the process that ran the component {how}");
                     again(shared, claim, &why, Outcome::Failed, device_ms)
+                }
+                Ending::EngineProcess { how, was_at_work } => {
+                    let is_guilty = *was_at_work && shared.board().suspects.died(claim.job, attempted.lane == lane_name(Lane::Solo));
+                    if is_guilty {
+                        return quarantine(shared, claim, how, device_ms);
+                    }
+                    again(shared, claim, &format!("an engine process {how}"), Outcome::Broken, device_ms)
                 }
                 Ending::HostFault(why) => again(shared, claim, why, Outcome::Broken, device_ms),
                 Ending::Diverged(why) => {
@@ -102,6 +113,16 @@ fn settle_blocking(shared: &Shared, claim: Claim, attempted: anyhow::Result<Atte
         }
     }
 }
+
+/// Ends a job that ends engines.
+fn quarantine(shared: &Shared, claim: Claim, how: &str, device_ms: u64) -> anyhow::Result<()> {
+    tracing::error!(job = %claim.job, attempt = claim.attempt, "a job ended its engine's process alone too, and is not run again: it {how}");
+    let why = format!("{QUARANTINED}: engines that the job was at work in died again and again, at last one that it had to itself ({how})");
+    end(shared, claim, (Outcome::Failed, &why, QUARANTINED), device_ms)
+}
+
+/// How the ledger calls a job that is not run again since it ends engines.
+const QUARANTINED: &str = "quarantined";
 
 /// What owners are told of a fault that is not theirs.
 const OURS: &str = "the host failed; its operator's log says how";
@@ -126,7 +147,7 @@ fn conclude_over(shared: &Shared, claim: Claim, attempted: &Attempted, account: 
     let receipt = outcome.has_receipt().then(|| dir.read(receipt::FILE)).transpose().context("reading the receipt")?;
     let artifacts = if is_kept { artifacts(shared, dir)? } else { Vec::new() };
     let finish = Finish { outcome, message, receipt: receipt.as_deref(), artifacts: &artifacts, events: &[], device_ms };
-    keep(shared, claim, &finish)
+    finish_job(shared, claim, &finish)
 }
 
 /// Puts a job that was no fault of its own back into the queue; where that was so too often, it ends as `last`.
@@ -159,7 +180,7 @@ pub(super) fn requeue(shared: &Shared, claim: Claim, (why, reason): (&'static st
 /// Ends a job without a result; `code` is the ledger's word for why.
 pub(super) fn end(shared: &Shared, claim: Claim, (outcome, message, code): (Outcome, &str, &str), device_ms: u64) -> anyhow::Result<()> {
     fail(shared, claim, code)?;
-    keep(shared, claim, &Finish { outcome, message: Some(message), receipt: None, artifacts: &[], events: &[], device_ms })
+    finish_job(shared, claim, &Finish { outcome, message: Some(message), receipt: None, artifacts: &[], events: &[], device_ms })
 }
 
 /// Enters that a job ended without a receipt.
@@ -173,11 +194,12 @@ fn account(claim: Claim, tenant: String) -> Account {
     Account { job: claim.job.to_string(), tenant, attempt: Some(claim.attempt) }
 }
 
-/// The last transaction: the end and all that is kept. The ledger has its line by then; should the process die before this, the job is run
-/// again, to the same bytes and the same line.
-fn keep(shared: &Shared, claim: Claim, finish: &Finish<'_>) -> anyhow::Result<()> {
+/// The last transaction: the end and all that is kept; what was kept for another attempt goes. The ledger has its line by then: should the
+/// process die before this, the job is run again, to the same bytes and the same line.
+fn finish_job(shared: &Shared, claim: Claim, finish: &Finish<'_>) -> anyhow::Result<()> {
     persist(|| shared.state.finish(&claim, finish))?;
     numbers::ended(finish.outcome);
+    shared.shelf.remove(&claim.job.to_string());
     shared.board().jobs_later.remove(&claim.job);
     shared.books.lock().unwrap_or_else(PoisonError::into_inner).settle(&claim.job.to_string())
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use nodus_protocol::{Digest, channel};
+use nodus_protocol::Digest;
 use nodus_sandbox::Limits;
 use nodus_sandbox::limits::GUEST_SILENCE_MS_MAX;
 
@@ -14,9 +14,8 @@ pub(crate) fn report() -> String {
     let started = || -> anyhow::Result<Vec<String>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
-            let (engine, _inbox) = channel(1);
             let size = Size::new(1, std::iter::once(Limits::DEFAULT), 0, Duration::from_millis(GUEST_SILENCE_MS_MAX));
-            let process = Process::start(engine, Digest::of(b""), size).await?;
+            let process = Process::start(Digest::of(b""), size).await?;
             process.end().await;
             Ok(process.missing().to_vec())
         })

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use nodus_protocol::frame::{FrameError, FrameReader, FrameWriter};
 use nodus_protocol::wire::{Grants, serve};
-use nodus_protocol::{Client, Command, Digest, JobSlot};
+use nodus_protocol::{Command, Digest, JobSlot};
 use nodus_sandbox::{Failure, JobEnd, Limits, Outcome, Precompiled, SealKey, StopFlag, Usage};
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde_bytes::ByteBuf;
@@ -57,7 +57,6 @@ pub(crate) struct Process {
     link: mpsc::Sender<ToGuest>,
     runs: Runs,
     grants: Grants,
-    engine: Client,
     settings: Digest,
     /// Components that it has.
     sent: tokio::sync::Mutex<BTreeSet<Digest>>,
@@ -67,11 +66,11 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts a process whose jobs have this engine, and waits until it is locked down.
+    /// Starts a process, and waits until it is locked down.
     ///
     /// # Errors
     /// Ours: the system starts no process, or it dies at once.
-    pub(crate) async fn start(engine: Client, settings: Digest, size: Size) -> anyhow::Result<Self> {
+    pub(crate) async fn start(settings: Digest, size: Size) -> anyhow::Result<Self> {
         let (engine_stream, engine_end) = StdStream::pair().context("making a socket")?;
         let (parent_stream, parent_end) = StdStream::pair().context("making a socket")?;
         let ends = Ends { input: OwnedFd::from(engine_end), output: OwnedFd::from(parent_end) };
@@ -93,7 +92,7 @@ impl Process {
         let (grants, runs) = (Grants::default(), Runs::default());
         let (link, outbox) = mpsc::channel(LINK_QUEUE);
         let (engine_reader, engine_writer) = split(engine_stream)?;
-        let serving = serve(engine_reader, engine_writer, engine.clone(), grants.clone(), size.message_bytes_max);
+        let serving = serve(engine_reader, engine_writer, grants.clone(), size.message_bytes_max);
         let (judge, reading) = (fate.clone(), read(reader, size.silence, runs.clone(), fate.clone()));
         let tasks = vec![
             tokio::spawn(write(outbox, FrameWriter::new(writer), size.silence / 4)),
@@ -107,7 +106,7 @@ impl Process {
             }),
         ];
         let sent = tokio::sync::Mutex::default();
-        Ok(Self { link, runs, grants, engine, settings, sent, fate, tasks: Mutex::new(tasks), missing })
+        Ok(Self { link, runs, grants, settings, sent, fate, tasks: Mutex::new(tasks), missing })
     }
 
     /// What the kernel did not grant of its lockdown.
@@ -123,11 +122,11 @@ impl Process {
     /// Runs a job to its end, which may be the process's. Dropped before, it ends the job.
     pub(crate) async fn run(&self, order: Order) -> JobEnd {
         let began = Instant::now();
-        let job = order.job;
+        let (job, engine) = (order.job, order.services.trunk().engine.clone());
         let mut end = self.work(order).await;
         end.usage.wall_time = began.elapsed();
         // Whatever the process said: nothing of the job stays. An engine that is gone holds nothing.
-        drop(self.engine.call(Command::DropJob { job }).await);
+        drop(engine.call(Command::DropJob { job }).await);
         self.grants.revoke(job);
         end
     }
@@ -139,7 +138,8 @@ impl Process {
             return failed(Failure::Process { how });
         }
         let mut stay = Stay { process: self, job, is_over: false };
-        self.grants.grant(job, vec![services.trunk().slot], cohort);
+        let trunk = services.trunk();
+        self.grants.grant(job, trunk.engine.clone(), vec![trunk.slot], cohort);
         let brief = Brief { component: code.digest(), params, seed, limits, stop_at, cohort };
         let deadline = tokio::time::Instant::now() + Duration::from_millis(limits.wall_ms) + GRACE;
         let mut broker = Broker::new(job, services, limits, self.grants.clone());

@@ -3,27 +3,42 @@
 //! Never leaves it behind: dropped, it is ended and waited for.
 
 use std::process::Child;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use super::mps::Mps;
 use super::spawn::how;
 
 /// The process itself, and why it was ended.
 pub(crate) struct Fate {
     child: Mutex<Child>,
     sentence: Mutex<Option<String>>,
+    /// Whose client it is: it is told off there before it is ended.
+    mps: Option<Arc<Mps>>,
 }
 
 impl Fate {
     pub(crate) fn new(child: Child) -> Self {
-        Self { child: Mutex::new(child), sentence: Mutex::new(None) }
+        Self::of_client(child, None)
     }
 
-    /// Ends the process; the first reason is the one that is told.
+    /// Of a process that is a client of this daemon.
+    pub(crate) fn of_client(child: Child, mps: Option<Arc<Mps>>) -> Self {
+        Self { child: Mutex::new(child), sentence: Mutex::new(None), mps }
+    }
+
+    /// The process's number.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner).id()
+    }
+
+    /// Ends the process; the first reason is the one that is told. Blocks where it is a client of a daemon.
     pub(crate) fn seal(&self, reason: Option<String>) {
         let mut sentence = self.sentence.lock().unwrap_or_else(PoisonError::into_inner);
         *sentence = sentence.take().or(reason);
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        farewell(self.mps.as_deref(), &mut child);
         // It may be dead already.
-        drop(self.child.lock().unwrap_or_else(PoisonError::into_inner).kill());
+        drop(child.kill());
     }
 
     /// Waits for a process that was ended.
@@ -37,7 +52,18 @@ impl Fate {
 impl Drop for Fate {
     fn drop(&mut self) {
         let child = self.child.get_mut().unwrap_or_else(PoisonError::into_inner);
+        farewell(self.mps.as_deref(), child);
         drop(child.kill());
         drop(child.wait());
+    }
+}
+
+/// Work of a client that is killed without it may take its neighbours on the card along.
+fn farewell(mps: Option<&Mps>, child: &mut Child) {
+    let is_alive = matches!(child.try_wait(), Ok(None));
+    if let Some(mps) = mps.filter(|_| is_alive)
+        && let Err(error) = mps.terminate(child.id())
+    {
+        tracing::warn!("an MPS client is killed without having been told off: {error:#}");
     }
 }

@@ -4,5 +4,6 @@
 
 pub(crate) mod fate;
 pub(crate) mod handover;
+pub(crate) mod mps;
 pub(crate) mod socket;
 pub(crate) mod spawn;

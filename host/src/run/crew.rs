@@ -182,11 +182,13 @@ impl Shared {
     /// # Errors
     /// Ours: no process can be started. The user's: the kernel locks it down less than was demanded.
     async fn home(&self, seats: &[Seat]) -> anyhow::Result<Home> {
-        let Some((_, _, trunk)) = seats.first().filter(|_| !self.terms.in_process) else { return Ok(Home::Here) };
+        if seats.is_empty() || self.terms.in_process {
+            return Ok(Home::Here);
+        }
         let jobs = || seats.iter().map(|(_, post, _)| &post.job);
         let dataset_bytes = jobs().map(|job| job.dataset_bytes()).sum();
         let size = Size::new(self.threads, jobs().map(|job| job.limits), dataset_bytes, self.terms.silence);
-        let process = Process::start(trunk.engine.clone(), self.sandbox.settings(), size).await?;
+        let process = Process::start(self.sandbox.settings(), size).await?;
         if !process.missing().is_empty() {
             let missing = process.missing().join("; ");
             if self.terms.require_os_sandbox {

@@ -67,7 +67,7 @@ pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &
     runtime.spawn(housekeeping::keep(app.clone()));
     runtime.spawn(housekeeping::watch_bars(app.clone()));
     runtime.block_on(async {
-        let floor = Floor::of_service((store, state), surroundings, &args.floor, args.sandbox)?;
+        let floor = Floor::of_service((store, state, data_dir), surroundings, &args.floor, args.sandbox)?;
         let answered = listen::answer(app, bound).await;
         if let Some(floor) = floor {
             floor.close(GRACE).await;

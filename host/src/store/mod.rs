@@ -9,6 +9,7 @@
 //! data/NAME.json     manifest of a data set
 //! blobs/HEX          content of data sets, and components that receipts name, by SHA-256
 //! adapters/HEX/      PEFT folders, by digest
+//! journals/JOB/      what keeps the jobs of a service through an interruption; see `crate::journal`
 //! kernels/           compiled kernels and what the exactness gate found; may be emptied
 //! tmp/               what is being made
 //! host_key.pem, host_key.pub.pem, ledger.jsonl: the host's books, which `nodus_receipts` keeps

@@ -126,7 +126,7 @@ fn matrices(key: Key, rows: usize, activation: sys::cudaDataType) -> [Matrix; 3]
     let Key { product, outputs, inputs } = key;
     let (pitch, wide) = (logits_pitch(outputs), sys::cudaDataType::CUDA_R_32F);
     let weight = Matrix::one(activation, inputs, outputs, inputs);
-    let slices = Slices::new(outputs);
+    let slices = Slices::new(outputs, inputs);
     match product {
         Product::Linear | Product::LinearBias => {
             [weight, Matrix::one(activation, inputs, rows, inputs), Matrix::one(activation, outputs, rows, outputs)]

@@ -80,7 +80,7 @@ const TRIED: usize = 3;
 /// what its part of the tile costs at full rate. Within a fifth of what an H200 needs, where tiles are fewer than multiprocessors; on
 /// another card the order of algorithms is much the same.
 fn cost(key: Key, rows: usize, waves: f32, multiprocessors: i32) -> f32 {
-    let slices = Slices::new(key.outputs);
+    let slices = Slices::new(key.outputs, key.inputs);
     let (inner, columns) = match key.product {
         Product::Linear | Product::LinearBias | Product::Logits => (key.inputs, key.outputs),
         Product::LinearBackward => (key.outputs, key.inputs),
@@ -109,7 +109,7 @@ impl Arrays {
             Product::Linear | Product::LinearBias => (key.inputs, key.outputs, activation),
             Product::Logits => (key.inputs, pitch, Element::F32),
             Product::LinearBackward => (key.outputs, key.inputs, activation),
-            Product::LogitsBackward => (pitch, Slices::new(key.outputs).count * key.inputs, Element::F32),
+            Product::LogitsBackward => (pitch, Slices::new(key.outputs, key.inputs).count * key.inputs, Element::F32),
             Product::LogitsBackwardRest => (pitch, key.inputs, Element::F32),
         };
         let alloc = |bytes| device.pool.alloc(bytes, Owner::Device);

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use super::device::{Beside, CudaBuffer, CudaDevice, CudaWeight, Element, convert};
 use super::memory::Owner;
-use super::{ROW_ALIGN, adamw, attention, head, linear, lora, programs, rows, weights};
+use super::{ROW_ALIGN, adamw, attention, head, linear, lora, lora_swiglu, programs, rows, weights};
 use crate::{
-    AdamWItem, AttentionShape, DType, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers, Source, Use,
+    AdamWItem, AttentionShape, DType, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers, Source,
+    SwigluGrads, Use,
 };
 
 impl Device for CudaDevice {
@@ -243,6 +244,29 @@ impl Device for CudaDevice {
         dx: Option<&mut CudaBuffer>,
     ) -> Result<(), DeviceError> {
         lora::lora_backward(self, rows, groups, x, modules, dx)
+    }
+
+    fn lora_swiglu(
+        &mut self,
+        rows: &Layout,
+        groups: &[LoraRows<'_, CudaBuffer>],
+        x: &CudaBuffer,
+        modules: [LoraOut<'_, CudaBuffer>; 2],
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        lora_swiglu::forward(self, rows, groups, x, modules, out)
+    }
+
+    fn lora_backward_swiglu(
+        &mut self,
+        rows: &Layout,
+        groups: &mut [LoraGrads<'_, CudaBuffer>],
+        x: &CudaBuffer,
+        modules: &[LoraIn<'_, CudaBuffer>],
+        dx: &mut CudaBuffer,
+        swiglu: SwigluGrads<'_, CudaBuffer>,
+    ) -> Result<(), DeviceError> {
+        lora_swiglu::backward(self, rows, groups, x, modules, dx, swiglu)
     }
 
     fn rope(

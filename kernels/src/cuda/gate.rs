@@ -65,7 +65,7 @@ impl Bench {
         let alloc = |bytes| device.pool.alloc(bytes, Owner::Device);
         let rows = tiles * ROW_ALIGN;
         let len = key.outputs * key.inputs;
-        let parts = if key.product == Product::LogitsBackward { Slices::new(key.outputs).count } else { 1 };
+        let parts = if key.product == Product::LogitsBackward { Slices::new(key.outputs, key.inputs).count } else { 1 };
         let bench = Self {
             key,
             weight: alloc(len * bytes)?,

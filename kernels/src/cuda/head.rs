@@ -6,7 +6,7 @@
 use super::ROW_ALIGN;
 use super::blas::{Operands, logits_pitch};
 use super::device::{CudaBuffer, CudaDevice, CudaWeight};
-use super::driver::Address;
+use super::driver::{Address, Kernel};
 use super::linear::launch_product;
 use super::plan::{Key, Product, Slices};
 use super::record::Access;
@@ -21,7 +21,7 @@ pub(super) fn chunk_rows(vocabulary: usize) -> usize {
     (LOGITS_BYTES / 4 / vocabulary.max(1) / ROW_ALIGN).clamp(1, 64) * ROW_ALIGN
 }
 
-/// The parameters of head_loss.cu.
+/// The parameters of head_loss.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::NoUninit)]
 struct HeadLoss {
@@ -34,7 +34,28 @@ struct HeadLoss {
     first_row: u32,
     vocabulary: u32,
     pitch: u32,
-    zero: u32,
+    piece: u32,
+}
+
+/// Columns of a row that a block of head_loss_cluster.cu has at most.
+const PIECE: usize = 16_384;
+
+/// How the rows of a vocabulary are taken: by which kernel, in how many blocks each, and how many columns of a row a block has. Where two blocks
+/// hold a row and the card lets them read one another, it is read once; more blocks to a row were seen to gain nothing.
+struct Rows {
+    kernel: Kernel,
+    blocks: usize,
+    piece: usize,
+}
+
+impl Rows {
+    fn of(device: &CudaDevice, pitch: usize) -> Self {
+        let (blocks, name) = if pitch <= PIECE { (1, "head_loss_1") } else { (2, "head_loss_2") };
+        match device.kernels.find(name).filter(|_| pitch <= blocks * PIECE) {
+            Some(kernel) => Self { kernel, blocks, piece: pitch.div_ceil(blocks).next_multiple_of(8) },
+            None => Self { kernel: device.kernels.get("head_loss"), blocks: 1, piece: pitch },
+        }
+    }
 }
 
 #[repr(C)]
@@ -59,7 +80,7 @@ unsafe fn gradient(
     whole_dx: Address,
 ) -> Result<(), DeviceError> {
     let (outputs, inputs) = head.shape;
-    let (slices, len) = (Slices::new(outputs), rows * inputs);
+    let (slices, len) = (Slices::new(outputs, inputs), rows * inputs);
     let operands = Operands { weight: head.address(), x: dlogits, bias: 0, out: parts, accumulate: false, added: 0 };
     let access = Access { reads: &[dlogits], writes: &[parts] };
     // SAFETY: the caller's.
@@ -97,14 +118,17 @@ pub(super) fn head_loss(
     let tables = device.tables(layout)?;
     let (chunk, pitch, bytes) = (chunk_rows(vocabulary), logits_pitch(vocabulary), device.precision.bytes());
     let logits = device.scratch("logits", chunk.min(rows) * pitch * 4)?;
-    let parts =
-        if dx.is_some() { device.scratch("head parts", chunk.min(rows) * Slices::new(vocabulary).parts() * inputs * 4)? } else { 0 };
+    let parts = if dx.is_some() {
+        device.scratch("head parts", chunk.min(rows) * Slices::new(vocabulary, inputs).parts() * inputs * 4)?
+    } else {
+        0
+    };
     let dlogits = if dx.is_some() { device.scratch("dlogits", chunk.min(rows) * pitch * bytes)? } else { 0 };
     let (x, losses) = (device.read("x", x, Use::Activation), device.read("losses", losses, Use::State));
     let dx = dx.map(|dx| device.read("dx", dx, Use::Activation));
     let (targets, weights) = (device.table(targets)?, device.table(weights)?);
 
-    let kernel = device.kernels.get("head_loss");
+    let by = Rows::of(device, pitch);
     for run in runs(layout) {
         for first in run.clone().step_by(chunk) {
             let rows = chunk.min(run.end - first);
@@ -123,11 +147,11 @@ pub(super) fn head_loss(
                 first_row: first as u32,
                 vocabulary: vocabulary as u32,
                 pitch: pitch as u32,
-                zero: 0,
+                piece: by.piece as u32,
             };
             let access = Access { reads: &[logits], writes: &[losses, dlogits] };
-            // SAFETY: `HeadLoss` is head_loss.cu's struct; one block a row of the chunk; losses is the only buffer written beside scratch.
-            unsafe { device.launch(kernel, [rows, 1, 1], 512, 0, &arguments, access) }?;
+            // SAFETY: `HeadLoss` is head_loss.cuh's struct; the kernel's blocks a row of the chunk; losses is the only buffer written beside scratch.
+            unsafe { device.launch(by.kernel, [rows * by.blocks, 1, 1], 512, 0, &arguments, access) }?;
             if let Some(dx) = dx {
                 // SAFETY: as the forward product; dx is of x's size, the scratch of a chunk's.
                 unsafe { gradient(device, head, rows, [dlogits, parts, dx + offset], dx) }?;

@@ -40,15 +40,15 @@ struct Gemm {
     wide_out: u32,
 }
 
-/// The products of a weight with so many outputs.
-fn products(outputs: usize) -> impl Iterator<Item = Product> {
-    let rest = Slices::new(outputs).rest > 0;
+/// The products of a weight of this shape.
+fn products(outputs: usize, inputs: usize) -> impl Iterator<Item = Product> {
+    let rest = Slices::new(outputs, inputs).rest > 0;
     Product::all().into_iter().filter(move |product| rest || *product != Product::LogitsBackwardRest)
 }
 
 /// Pins an algorithm for every product of a weight of this shape.
 pub(super) fn plan(device: &mut CudaDevice, outputs: usize, inputs: usize) -> Result<(), DeviceError> {
-    for product in products(outputs) {
+    for product in products(outputs, inputs) {
         let key = Key { product, outputs, inputs };
         let choice = match device.plan.get(key) {
             Some(Choice::Own) => continue,
@@ -122,7 +122,7 @@ pub(super) unsafe fn launch_product(
     access: Access<'_>,
 ) -> Result<(), DeviceError> {
     if key.product == Product::LogitsBackwardRest {
-        let Slices { count, width, .. } = Slices::new(key.outputs);
+        let Slices { count, width, .. } = Slices::new(key.outputs, key.inputs);
         let columns = (count * width * device.precision.bytes()) as u64;
         operands.weight += columns * key.inputs as u64;
         operands.x += columns;
@@ -180,7 +180,7 @@ fn ready(device: &CudaDevice, key: Key, rows: usize, pinned: [u64; 8]) -> Result
 /// # Safety
 /// As `launch_product`.
 unsafe fn own_product(device: &mut CudaDevice, key: Key, rows: usize, operands: Operands, access: Access<'_>) -> Result<(), DeviceError> {
-    let slices = Slices::new(key.outputs);
+    let slices = Slices::new(key.outputs, key.inputs);
     let (inputs, outputs, pitch) = (key.inputs, key.outputs, logits_pitch(key.outputs));
     let (kernel, count, inner, columns, x_pitch, out_pitch) = match key.product {
         Product::Linear | Product::LinearBias => ("gemm", 1, inputs, outputs, inputs, outputs),

@@ -223,6 +223,18 @@ impl Drop for Pool {
     }
 }
 
+/// Whether the driver refuses this process so many bytes on a card, as a limit makes it. Tries it.
+///
+/// # Errors
+/// There is no such card, or the driver fails otherwise.
+pub fn refuses(ordinal: usize, bytes: usize) -> Result<bool, DeviceError> {
+    match Pool::new(&Gpu::open(ordinal)?, u64::MAX).alloc(bytes, Owner::Device) {
+        Ok(_) => Ok(false),
+        Err(DeviceError::OutOfMemory { .. }) => Ok(true),
+        Err(other) => Err(other),
+    }
+}
+
 impl Block {
     pub(crate) fn address(&self) -> Address {
         self.address

@@ -62,7 +62,8 @@ pub struct Key {
 }
 
 /// How the gradient of a head adds up over the vocabulary: in slices of one width, then the rest, in that order. A function of the
-/// vocabulary alone. One slice's product is long enough to be quick, and there are enough of them to fill a card with few rows.
+/// head's sizes alone. One slice's product is long enough to be quick, and there are enough of them to fill a card with few rows: the wider the
+/// head's inputs, the fewer it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slices {
     pub(super) count: usize,
@@ -72,9 +73,9 @@ pub(super) struct Slices {
 }
 
 impl Slices {
-    pub(super) fn new(vocabulary: usize) -> Self {
-        // Of about 8192 columns; best a number of slices that leaves no rest.
-        let near = vocabulary / 8192;
+    pub(super) fn new(vocabulary: usize, inputs: usize) -> Self {
+        // Of 8192 columns or more, and some 128 tiles of 128 inputs in all; best a number of slices that leaves no rest.
+        let near = (vocabulary / 8192).min((128 * 128_usize).div_ceil(inputs.max(1)));
         if near <= 1 {
             return Self { count: 1, width: vocabulary, rest: 0 };
         }
@@ -275,12 +276,15 @@ mod tests {
 
     #[test]
     fn slices_cover_the_vocabulary() {
-        for vocabulary in [1, 3, 8, 9, 1003, 32_000, 49_152, 50_257, 128_256, 151_936, 152_064] {
-            let Slices { count, width, rest } = Slices::new(vocabulary);
+        for (vocabulary, inputs) in
+            [1, 3, 8, 9, 1003, 32_000, 49_152, 50_257, 128_256, 151_936, 152_064].map(|n| [(n, 64), (n, 4096)]).concat()
+        {
+            let Slices { count, width, rest } = Slices::new(vocabulary, inputs);
             assert_eq!(count * width + rest, vocabulary);
             assert!(width > 0 && (count == 1 || width % 8 == 0) && rest <= 8 * count, "{vocabulary}: {count} x {width} + {rest}");
         }
-        assert_eq!(Slices::new(151_936), Slices { count: 16, width: 9496, rest: 0 });
+        assert_eq!(Slices::new(151_936, 896), Slices { count: 16, width: 9496, rest: 0 });
+        assert_eq!(Slices::new(128_256, 4096), Slices { count: 4, width: 32_064, rest: 0 });
     }
 
     #[test]

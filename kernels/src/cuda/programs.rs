@@ -22,13 +22,15 @@ pub(crate) struct Program {
 }
 
 /// What sources include.
-pub(crate) const HEADERS: [(&str, &str); 6] = [
+pub(crate) const HEADERS: [(&str, &str); 8] = [
     ("common.cuh", include_str!("../../cu/common.cuh")),
     ("tile.cuh", include_str!("../../cu/tile.cuh")),
     ("philox.cuh", include_str!("../../cu/philox.cuh")),
     ("attention.cuh", include_str!("../../cu/attention.cuh")),
     ("attention_fast.cuh", include_str!("../../cu/attention_fast.cuh")),
     ("lora.cuh", include_str!("../../cu/lora.cuh")),
+    ("swiglu.cuh", include_str!("../../cu/swiglu.cuh")),
+    ("head_loss.cuh", include_str!("../../cu/head_loss.cuh")),
 ];
 
 macro_rules! program {
@@ -38,19 +40,30 @@ macro_rules! program {
 }
 
 /// Compiled once for a precision.
-const PROGRAMS: [Program; 11] = [
+const PROGRAMS: [Program; 13] = [
     program!("adamw.cu": "adamw_squares", "adamw_norms", "adamw_update"),
     program!("embed.cu": "embed"),
     program!("gemm.cu": "gemm", "gemm_transposed"),
     program!("head_loss.cu": "head_loss", "head_gradient"),
     program!("lora.cu": "lora_shrink", "lora_shrink_drop", "lora_expand"),
-    program!("lora_backward.cu": "lora_backward_shrink", "lora_backward_expand", "lora_backward_expand_drop", "lora_gradient", "lora_gradient_drop", "lora_gradient_sum"),
+    program!("lora_backward.cu": "lora_backward_shrink", "lora_backward_expand", "lora_backward_expand_drop"),
+    program!("lora_gradient.cu": "lora_gradient", "lora_gradient_drop", "lora_gradient_sum"),
+    program!("lora_swiglu.cu": "lora_swiglu", "lora_backward_swiglu"),
     program!("rms_norm.cu": "rms_norm_32", "rms_norm_128", "rms_norm_256", "rms_norm_backward_32", "rms_norm_backward_128", "rms_norm_backward_256"),
     program!("rope.cu": "rope"),
     program!("rows.cu": "add", "gather", "scatter_add", "add_state", "gather_state", "scatter_add_state"),
     program!("swiglu.cu": "swiglu", "swiglu_backward"),
     program!("support.cu": "fill_uniform", "fill_uniform_state", "fill_word", "count_unequal", "busy"),
 ];
+
+/// Compiled for bf16 where the blocks of a cluster read one another's shared memory.
+const CLUSTERED: Program = program!("head_loss_cluster.cu": "head_loss_1", "head_loss_2");
+
+/// Whether an architecture (as "sm_90a") has clusters: from compute capability 9.0 on.
+fn has_clusters(architecture: &str) -> bool {
+    let number: String = architecture.chars().filter(char::is_ascii_digit).collect();
+    number.parse::<u32>().is_ok_and(|number| number >= 90)
+}
 
 /// Compiled for each size of head that is asked for.
 const ATTENTION: [Program; 2] = [
@@ -109,10 +122,15 @@ fn precision_define(precision: Precision) -> String {
     format!("NODUS_BF16={}", u8::from(precision == Precision::Bf16))
 }
 
+/// Every program.
+fn all() -> impl Iterator<Item = &'static Program> {
+    PROGRAMS.iter().chain([&CLUSTERED]).chain(&ATTENTION)
+}
+
 /// Digest of every source and of how it is compiled; part of the device class.
 pub(crate) fn digest() -> String {
     let mut hash = Sha256::new();
-    for (name, source) in HEADERS.into_iter().chain(PROGRAMS.iter().chain(&ATTENTION).map(|program| (program.name, program.source))) {
+    for (name, source) in HEADERS.into_iter().chain(all().map(|program| (program.name, program.source))) {
         hash.update((name.len() as u64).to_le_bytes());
         hash.update(name);
         hash.update((source.len() as u64).to_le_bytes());
@@ -144,6 +162,10 @@ impl Kernels {
             let loaded = kernels.load(program, &[precision_define(precision)], 0)?;
             kernels.by_name.extend(loaded);
         }
+        if precision == Precision::Bf16 && has_clusters(&kernels.compiler.architecture) {
+            let loaded = kernels.load(&CLUSTERED, &[precision_define(precision)], 0)?;
+            kernels.by_name.extend(loaded);
+        }
         Ok(kernels)
     }
 
@@ -157,6 +179,11 @@ impl Kernels {
     /// A kernel by its name.
     pub(crate) fn get(&self, name: &'static str) -> Kernel {
         self.by_name[name]
+    }
+
+    /// A kernel by its name, if this card has it.
+    pub(crate) fn find(&self, name: &str) -> Option<Kernel> {
+        self.by_name.get(name).copied()
     }
 
     /// The name of a kernel, for people.
@@ -205,7 +232,8 @@ pub fn compile_everything(
     let mut compiled = Vec::new();
     for precision in [Precision::F32, Precision::Bf16] {
         let define = precision_define(precision);
-        for program in &PROGRAMS {
+        let clustered = precision == Precision::Bf16 && has_clusters(architecture);
+        for program in PROGRAMS.iter().chain(clustered.then_some(&CLUSTERED)) {
             compiled.push((format!("{} {define}", program.name), compiler.cubin(program, std::slice::from_ref(&define))?.len()));
         }
         for head_dim in [80, 256] {
@@ -221,15 +249,15 @@ pub fn compile_everything(
 
 #[cfg(test)]
 mod tests {
-    use super::{ATTENTION, HEAD_DIM_MAX, HEADERS, PROGRAMS, Precision, Tiling};
+    use super::{HEAD_DIM_MAX, HEADERS, Precision, Tiling, all, has_clusters};
 
     #[test]
     fn every_source_names_its_kernels_and_has_a_box() {
-        for program in PROGRAMS.iter().chain(&ATTENTION) {
+        for program in all() {
             let declared = program.source.matches("KERNEL ").count();
             // Some have one form for bf16 and one for float32.
             let forms = program.kernels.iter().map(|kernel| program.source.matches(&format!(" {kernel}(PARAMS")).count());
-            assert_eq!(declared, forms.sum(), "{}", program.name);
+            assert_eq!(declared, forms.sum::<usize>(), "{}", program.name);
             for kernel in program.kernels {
                 assert!(program.source.contains(&format!(" {kernel}(")), "{} has no {kernel}", program.name);
             }
@@ -238,10 +266,16 @@ mod tests {
         for (name, source) in HEADERS {
             assert!(source.lines().nth(1).is_some_and(|line| line.starts_with("// ")), "{name} says what it must never do");
         }
-        let all = PROGRAMS.iter().chain(&ATTENTION).map(|program| program.source).chain(HEADERS.iter().map(|(_, source)| *source));
+        let all = all().map(|program| program.source).chain(HEADERS.iter().map(|(_, source)| *source));
         for line in all.flat_map(str::lines).filter(|line| line.starts_with("#include")) {
             assert!(HEADERS.iter().any(|(name, _)| line == format!("#include \"{name}\"")), "{line}: no header but our own");
         }
+    }
+
+    #[test]
+    fn clusters_are_from_hopper_on() {
+        let have = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"].map(has_clusters);
+        assert_eq!(have, [false, false, true, true, true]);
     }
 
     #[test]

@@ -271,7 +271,7 @@ impl CudaDevice {
     fn launch_piece(&mut self) -> Result<(), DeviceError> {
         self.staging.send_tables()?;
         self.recorder.first = false;
-        let piece = std::mem::take(&mut self.recorder.piece);
+        let mut piece = std::mem::take(&mut self.recorder.piece);
         let count = piece.commands.len() as u64;
         self.recorder.launches.all += count;
         if !self.recorder.open || self.recorder.launching == Launching::NoGraphs || self.recorder.profile.is_some() {
@@ -285,6 +285,11 @@ impl CudaDevice {
             self.recorder.kept.push((piece, None));
             return Ok(());
         };
+        // What was recorded is known; its memory is used again.
+        piece.commands.clear();
+        [&mut piece.reads, &mut piece.writes].into_iter().for_each(Vec::clear);
+        piece.parameters.clear();
+        self.recorder.piece = piece;
         let (piece, graph) = self.recorder.kept.remove(found);
         let graph = match graph {
             Some(graph) => graph,

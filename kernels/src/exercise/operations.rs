@@ -5,7 +5,7 @@
 use super::Run;
 use crate::{
     AdamWItem, AttentionShape, Device, DeviceError, Dropout, Layout, LoraGrads, LoraIn, LoraModule, LoraOut, LoraRows, LoraSite, Source,
-    Use,
+    SwigluGrads, Use,
 };
 
 type Done = Result<(), DeviceError>;
@@ -188,7 +188,7 @@ pub(super) fn attention<D: Device>(run: &mut Run<'_, D>) -> Done {
     Ok(())
 }
 
-/// On arrays of their own, and on arrays whose rows may stand beside one another.
+/// On arrays of their own, on arrays whose rows may stand beside one another, and with adapters around it.
 pub(super) fn swiglu<D: Device>(run: &mut Run<'_, D>) -> Done {
     let (width, rows) = (run.sizes.width() + 3, &run.scene.rows);
     for width in [width, width.next_multiple_of(8)] {
@@ -214,7 +214,52 @@ pub(super) fn swiglu<D: Device>(run: &mut Run<'_, D>) -> Done {
             run.read_rows(&out, width)?;
         }
     }
-    Ok(())
+    swiglu_of_adapters(run)
+}
+
+/// Gate and up carry adapters, and so does what reads their product; the neighbours before carry none, those after carry NaN on gate and down.
+fn swiglu_of_adapters<D: Device>(run: &mut Run<'_, D>) -> Done {
+    let (inputs, rank, scene) = (run.sizes.width(), run.sizes.rank, run.scene);
+    let (rows, width) = (&scene.rows, (inputs + 3).next_multiple_of(8));
+    let site = |a: usize, rank: usize, inputs: usize, outputs: usize| {
+        let module = LoraModule { a, b: a + rank * inputs, rank, inputs, outputs, scale: 2.0 };
+        Some(LoraSite { module, dropout: None })
+    };
+    let (gate, up, down) =
+        (site(0, rank, inputs, width), site(rank * (inputs + width), rank + 1, inputs, width), site(0, rank, width, inputs));
+    let len = (2 * rank + 1) * (inputs + width);
+    let params = [run.flat(len, Some(1), 0.25)?, run.flat(len, None, 1.0)?];
+    let mut grads = [run.flat(len, Some(2), 1.0)?, run.flat(len, None, 1.0)?];
+    let segments = [scene.anchors.clone(), scene.anchors.end..rows.segments().len()];
+    let of = |sites: [Vec<Option<LoraSite>>; 2]| {
+        let groups = params.iter().zip(segments.clone()).zip(sites);
+        groups.map(|((params, segments), sites)| LoraRows { segments, sites, params }).collect::<Vec<_>>()
+    };
+    let x = run.activations(inputs, 3)?;
+    let mut gate_up = run.device.alloc_together(Use::Activation, rows.rows(), &[width, width])?;
+    for (to, seed) in gate_up.iter_mut().zip([4, 5]) {
+        let from = run.activations(width, seed)?;
+        run.device.gather(rows, &itself(rows), width, &from, to)?;
+    }
+    let mut s = [run.over(rows, Use::State, rank, 6)?, run.over(rows, Use::State, rank + 1, 7)?, run.over(rows, Use::State, rank, 8)?];
+    let (mut out, [s_gate, s_up, s_down]) = (run.activations(width, 9)?, s.each_mut());
+    let [to_gate, to_up] = gate_up.as_mut_slice() else { return Ok(()) };
+    let modules = [LoraOut { s: s_gate, s_width: rank, y: to_gate }, LoraOut { s: s_up, s_width: rank + 1, y: to_up }];
+    run.device.lora_swiglu(rows, &of([vec![gate, up], vec![gate, None]]), &x, modules, &mut out)?;
+    run.read_rows(&out, width)?;
+    let (mut y, dy, mut dx) = (run.activations(inputs, 10)?, run.activations(inputs, 11)?, run.activations(width, 12)?);
+    let mut gradients = run.device.alloc_together(Use::Activation, rows.rows(), &[width, width])?;
+    let read = of([vec![down], vec![down]]);
+    run.device.lora(rows, &read, &out, &mut [LoraOut { s: s_down, s_width: rank, y: &mut y }])?;
+    let mut groups: Vec<_> = read.into_iter().zip(&mut grads).map(|(rows, grads)| LoraGrads { rows, grads, wants_dx: true }).collect();
+    let ([gate, up], [dgate, dup]) = (gate_up.as_slice(), gradients.as_mut_slice()) else { return Ok(()) };
+    let swiglu = SwigluGrads { rows, gate, up, dgate, dup };
+    run.device.lora_backward_swiglu(rows, &mut groups, &out, &[LoraIn { dy: &dy, s: s_down, s_width: rank }], &mut dx, swiglu)?;
+    for array in gate_up.iter().chain(&gradients) {
+        run.device.gather(rows, &itself(rows), width, array, &mut out)?;
+        run.read_rows(&out, width)?;
+    }
+    run.read(&grads[0], 0..len)
 }
 
 /// Rows trade places inside their sequence; in activations and in float32.
@@ -238,15 +283,19 @@ pub(super) fn moves<D: Device>(run: &mut Run<'_, D>) -> Done {
     Ok(())
 }
 
+/// Of a vocabulary, and of two so large that a device may go about a row otherwise.
 pub(super) fn head_loss<D: Device>(run: &mut Run<'_, D>) -> Done {
-    let (width, vocabulary, rows) = (run.sizes.width(), run.sizes.vocabulary, &run.scene.labelled);
-    let head = run.weight(&[vocabulary, width], 1)?;
-    let x = run.over(rows, Use::Activation, width, 2)?;
-    let (mut losses, mut dx) = (run.over(rows, Use::State, 1, 3)?, run.over(rows, Use::Activation, width, 4)?);
-    let weights: Vec<f32> = rows.positions().iter().map(|position| if position % 5 == 0 { 0.0 } else { 0.5 }).collect();
-    run.device.head_loss(rows, &x, &head, &tokens(rows, vocabulary), &weights, &mut losses, Some(&mut dx))?;
-    run.read_over(rows, &losses, 1)?;
-    run.read_over(rows, &dx, width)
+    let rows = &run.scene.labelled;
+    for (width, vocabulary) in [(run.sizes.width(), run.sizes.vocabulary), (8, 32_003), (8, 66_203)] {
+        let head = run.weight(&[vocabulary, width], 1)?;
+        let x = run.over(rows, Use::Activation, width, 2)?;
+        let (mut losses, mut dx) = (run.over(rows, Use::State, 1, 3)?, run.over(rows, Use::Activation, width, 4)?);
+        let weights: Vec<f32> = rows.positions().iter().map(|position| if position % 5 == 0 { 0.0 } else { 0.5 }).collect();
+        run.device.head_loss(rows, &x, &head, &tokens(rows, vocabulary), &weights, &mut losses, Some(&mut dx))?;
+        run.read_over(rows, &losses, 1)?;
+        run.read_over(rows, &dx, width)?;
+    }
+    Ok(())
 }
 
 /// One adapter for each sequence; those of the neighbours are NaN. The first is clipped, the second is not, and so on.

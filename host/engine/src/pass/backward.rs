@@ -2,7 +2,7 @@
 //!
 //! Never computes a gradient that no adapter of a member needs.
 
-use nodus_kernels::{Device, DeviceError, Layout, LoraIn};
+use nodus_kernels::{Device, DeviceError, Layout, LoraIn, SwigluGrads};
 use nodus_protocol::Module;
 
 use super::forward::no_layer;
@@ -27,6 +27,20 @@ struct Down<'x, D: Device> {
     module: Module,
     dy: &'x D::Buffer,
     inner: &'x Inner<D>,
+}
+
+/// Modules that somebody carries, their stage, what their adapters read, and x.
+type Carried<'x, D> = (Vec<Module>, Stage, Vec<LoraIn<'x, <D as Device>::Buffer>>, &'x <D as Device>::Buffer);
+
+impl<'x, D: Device, const N: usize> Step<'x, D, N> {
+    /// None where nobody carries any.
+    fn carried(&self) -> Option<Carried<'x, D>> {
+        let carried = self.modules.iter().filter_map(|down| Some((down.module, down.dy, down.inner.as_ref()?)));
+        let (names, read): (Vec<Module>, Vec<_>) =
+            carried.map(|(module, dy, (s, s_width))| (module, LoraIn { dy, s: &**s, s_width: *s_width })).unzip();
+        let stage = Stage::of(self.layer, *names.first()?);
+        Some((names, stage, read, self.x?))
+    }
 }
 
 impl<D: Device> Pass<'_, '_, D> {
@@ -57,39 +71,30 @@ impl<D: Device> Pass<'_, '_, D> {
     fn mlp_backward(&mut self, layer: usize, tape: &MlpTape<D>, gradient: &mut Buffer<D>) -> Result<(), DeviceError> {
         let (trunk, map) = (self.trunk, self.map);
         let Some(weights) = trunk.layers.get(layer) else { return Err(no_layer(layer)) };
-        let width = trunk.config.intermediate_size;
         let (level, _) = map.level(2 * layer + 1);
         let view = level.view(layer + 1 == trunk.layers.len());
         let [inner_gate, inner_up, inner_down] = &tape.inner;
         let [gate, up] = &*tape.gate_up else { return Err(no_layer(layer)) };
 
         let stage = Stage::of(layer, Module::DownProj);
-        let Some(rows) = map.at(stage, level, view) else { return Ok(()) };
+        if map.at(stage, level, view).is_none() {
+            return Ok(());
+        }
         let below = map.below(stage, level, view);
-        let product = match inner_down {
-            None => None,
-            Some(_) => {
-                let mut product = self.activation(&view.rows, width)?;
-                self.device.swiglu(&rows, gate, up, &mut product)?;
-                Some(product)
-            }
-        };
-        let x = product.as_deref();
+        let x = tape.product.as_deref();
         let modules = [Down { module: Module::DownProj, dy: &**gradient, inner: inner_down }];
-        let dproduct = self.step(Step { layer, level, view, below: below.as_ref(), x, modules })?;
-        drop(product);
-        let (Some(rows), Some(dproduct)) = (below, dproduct) else { return Ok(()) };
+        let step = Step { layer, level, view, below: below.as_ref(), x, modules };
+        let mut dproduct = self.frozen(&step)?;
+        let (Some(rows), Some(dx)) = (&below, &mut dproduct) else { return self.adapters(&step, None) };
         let mut dgate_up = self.together(&view.rows, &[Module::GateProj, Module::UpProj])?;
         let [dgate, dup] = &mut *dgate_up else { return Err(no_layer(layer)) };
-        self.device.swiglu_backward(&rows, &dproduct, gate, up, dgate, dup)?;
+        self.adapters_swiglu(&step, dx, SwigluGrads { rows, gate, up, dgate: &mut *dgate, dup: &mut *dup })?;
         drop(dproduct);
 
         let below = map.below(Stage::of(layer, Module::GateProj), level, view);
-        let adapted = inner_gate.is_some() || inner_up.is_some();
-        let x = if adapted { Some(self.norm(&rows, &tape.residual, &weights.post_norm)?) } else { None };
         let gate = Down { module: Module::GateProj, dy: &*dgate, inner: inner_gate };
         let up = Down { module: Module::UpProj, dy: &*dup, inner: inner_up };
-        let dx = self.step(Step { layer, level, view, below: below.as_ref(), x: x.as_deref(), modules: [gate, up] })?;
+        let dx = self.step(Step { layer, level, view, below: below.as_ref(), x: tape.x.as_deref(), modules: [gate, up] })?;
         let (Some(rows), Some(dx)) = (below, dx) else { return Ok(()) };
         self.device.rms_norm_backward(&rows, 1, &dx, &tape.residual, &weights.post_norm, trunk.config.rms_norm_eps, gradient, true)
     }
@@ -114,19 +119,13 @@ impl<D: Device> Pass<'_, '_, D> {
         drop(dout);
 
         let (below_q, below_k) = (map.below(stage, level, queries), map.below(stage, level, keys));
-        let adapted = inner_q.is_some() || inner_k.is_some() || inner_v.is_some();
-        let x = if adapted { Some(self.norm(&k_rows, &tape.residual, &weights.input_norm)?) } else { None };
-        let x_q = match (&x, last) {
-            (Some(x), true) => Some(self.gather(&q_rows, &level.narrow, hidden, x)?),
-            _ => None,
-        };
-        let x = x.as_deref();
+        let x = tape.x.as_ref().map(|(x, _)| &**x);
         let k = Down { module: Module::KProj, dy: dk, inner: inner_k };
         let v = Down { module: Module::VProj, dy: dv, inner: inner_v };
         let q = Down { module: Module::QProj, dy: dq, inner: inner_q };
         let (dx, dx_q) = if last {
             let dx = self.step(Step { layer, level, view: keys, below: below_k.as_ref(), x, modules: [k, v] })?;
-            let x = x_q.as_deref();
+            let x = tape.x.as_ref().and_then(|(_, x_q)| x_q.as_deref());
             (dx, self.step(Step { layer, level, view: queries, below: below_q.as_ref(), x, modules: [q] })?)
         } else {
             (self.step(Step { layer, level, view: keys, below: below_k.as_ref(), x, modules: [k, v, q] })?, None)
@@ -179,25 +178,47 @@ impl<D: Device> Pass<'_, '_, D> {
 
     /// Adapter gradients of the members that carry the modules and, on the rows `below`, the gradient of what these read.
     fn step<const N: usize>(&mut self, step: Step<'_, D, N>) -> Result<Option<Buffer<D>>, DeviceError> {
-        let Step { layer, level, view, below, x, modules } = step;
-        let trunk = self.trunk;
-        let Some(weights) = trunk.layers.get(layer) else { return Err(no_layer(layer)) };
-        let mut dx = None;
-        if let (Some(rows), Some(first)) = (below, modules.first()) {
-            let mut sum = self.activation(&view.rows, trunk.config.module_in(first.module))?;
-            let parts: Vec<_> = modules.iter().map(|down| (down.dy, &weights.linear(down.module).weight)).collect();
-            self.device.linear_backward_together(rows, &parts, &mut sum)?;
-            dx = Some(sum);
-        }
-        let carried = modules.iter().filter_map(|down| Some((down.module, down.dy, down.inner.as_ref()?)));
-        let (names, read): (Vec<Module>, Vec<_>) =
-            carried.map(|(module, dy, (s, s_width))| (module, LoraIn { dy, s: &**s, s_width: *s_width })).unzip();
-        if let (Some(first), Some(x)) = (names.first(), x) {
-            let (map, stage) = (self.map, Stage::of(layer, *first));
-            let mut groups = lora_grads(self.members, level, (layer, &names), |member| map.continues_below(member, stage));
-            self.device.lora_backward(&view.rows, &mut groups, x, &read, dx.as_deref_mut())?;
-        }
+        let mut dx = self.frozen(&step)?;
+        self.adapters(&step, dx.as_deref_mut())?;
         Ok(dx)
+    }
+
+    /// On the rows `below`, the frozen part of the gradient of what the modules read.
+    fn frozen<const N: usize>(&mut self, step: &Step<'_, D, N>) -> Result<Option<Buffer<D>>, DeviceError> {
+        let Step { layer, view, below, modules, .. } = step;
+        let trunk = self.trunk;
+        let Some(weights) = trunk.layers.get(*layer) else { return Err(no_layer(*layer)) };
+        let (Some(rows), Some(first)) = (below, modules.first()) else { return Ok(None) };
+        let mut dx = self.activation(&view.rows, trunk.config.module_in(first.module))?;
+        let parts: Vec<_> = modules.iter().map(|down| (down.dy, &weights.linear(down.module).weight)).collect();
+        self.device.linear_backward_together(rows, &parts, &mut dx)?;
+        Ok(Some(dx))
+    }
+
+    /// Adapter gradients of the members that carry the modules; what their adapters add to dx is added.
+    fn adapters<const N: usize>(&mut self, step: &Step<'_, D, N>, dx: Option<&mut D::Buffer>) -> Result<(), DeviceError> {
+        let Step { layer, level, view, .. } = step;
+        let Some((names, stage, read, x)) = step.carried() else { return Ok(()) };
+        let map = self.map;
+        let mut groups = lora_grads(self.members, level, (*layer, &names), |member| map.continues_below(member, stage));
+        self.device.lora_backward(&view.rows, &mut groups, x, &read, dx)
+    }
+
+    /// The same, and from dx what SwiGLU's backward makes of it.
+    fn adapters_swiglu(
+        &mut self,
+        step: &Step<'_, D, 1>,
+        dx: &mut D::Buffer,
+        swiglu: SwigluGrads<'_, D::Buffer>,
+    ) -> Result<(), DeviceError> {
+        let Step { layer, level, view, .. } = step;
+        let Some((names, stage, read, x)) = step.carried() else {
+            let SwigluGrads { rows, gate, up, dgate, dup } = swiglu;
+            return self.device.swiglu_backward(rows, dx, gate, up, dgate, dup);
+        };
+        let map = self.map;
+        let mut groups = lora_grads(self.members, level, (*layer, &names), |member| map.continues_below(member, stage));
+        self.device.lora_backward_swiglu(&view.rows, &mut groups, x, &read, dx, swiglu)
     }
 
     /// Takes the gradient from the level of a half layer to the level below, where one begins there.

@@ -89,7 +89,7 @@ impl<D: Device> Pass<'_, '_, D> {
                 [inner_q, inner_k, inner_v]
             }
         };
-        drop((x, x_q));
+        let x = [&inner_q, &inner_k, &inner_v].iter().any(|inner| inner.is_some()).then_some((x, x_q));
         let [q, k, v] = projected.each_mut()?;
         let mut normed = None;
         if let Some((q_norm, k_norm)) = &weights.qk_norm {
@@ -108,7 +108,7 @@ impl<D: Device> Pass<'_, '_, D> {
         let narrowed = if last { Some(self.gather(&queries.rows, &level.narrow, hidden, &residual)?) } else { None };
         let mut next = self.linear_onto(queries, &out, layer, Module::OProj, narrowed.as_ref().unwrap_or(&residual))?;
         let [inner_o] = self.lora(level, queries, layer, &out, [(Module::OProj, &mut *next)])?;
-        Ok((next, AttentionTape { residual, projected, normed, out, lse, inner: [inner_q, inner_k, inner_v, inner_o] }))
+        Ok((next, AttentionTape { residual, x, projected, normed, out, lse, inner: [inner_q, inner_k, inner_v, inner_o] }))
     }
 
     /// The MLP half of a layer: the residual stream after it, and its tape.
@@ -135,14 +135,13 @@ impl<D: Device> Pass<'_, '_, D> {
         };
 
         let [gate, up] = &mut *gate_up else { return Err(no_layer(layer)) };
-        let [inner_gate, inner_up] = self.lora(level, view, layer, &x, [(Module::GateProj, gate), (Module::UpProj, up)])?;
-        drop(x);
         let mut product = self.activation(&view.rows, width)?;
-        let [gate, up] = &*gate_up else { return Err(no_layer(layer)) };
-        self.device.swiglu(&view.rows, gate, up, &mut product)?;
+        let [inner_gate, inner_up] = self.lora_swiglu(level, view, layer, &x, [gate, up], &mut product)?;
+        let x = (inner_gate.is_some() || inner_up.is_some()).then_some(x);
         let mut next = self.linear_onto(view, &product, layer, Module::DownProj, &residual)?;
         let [inner_down] = self.lora(level, view, layer, &product, [(Module::DownProj, &mut *next)])?;
-        Ok((next, MlpTape { residual, gate_up, inner: [inner_gate, inner_up, inner_down] }))
+        let product = inner_down.is_some().then_some(product);
+        Ok((next, MlpTape { residual, x, product, gate_up, inner: [inner_gate, inner_up, inner_down] }))
     }
 
     /// Final norm, head and loss on the labelled rows: the loss of each, and where a member trains the gradient of the residual stream.
@@ -219,26 +218,59 @@ impl<D: Device> Pass<'_, '_, D> {
         x: &D::Buffer,
         modules: [(Module, &mut D::Buffer); N],
     ) -> Result<[Inner<D>; N], DeviceError> {
-        let (mut names, mut inner): (Vec<Module>, Vec<Buffer<D>>) = (Vec::with_capacity(N), Vec::with_capacity(N));
-        let (mut carried, mut ys) = ([None; N], Vec::with_capacity(N));
-        for ((module, y), carried) in modules.into_iter().zip(&mut carried) {
-            // Those whose rows are here decide how wide s is.
-            let here = |(number, member): (usize, &Member<'_, D>)| {
-                let site = member.adapter.sites.get(layer, module)?;
-                (!level.segments(number).is_empty()).then_some(site.rank)
-            };
-            *carried = self.members.iter().enumerate().filter_map(here).max();
-            if let Some(width) = *carried {
+        let (mut names, mut inner, mut ys) = (Vec::with_capacity(N), [const { None }; N], Vec::with_capacity(N));
+        for ((module, y), inner) in modules.into_iter().zip(&mut inner) {
+            *inner = self.inner(level, view, layer, module)?;
+            if inner.is_some() {
                 names.push(module);
-                inner.push(self.pool.take(self.device, Use::State, view.rows.rows() * width)?);
-                ys.push((y, width));
+                ys.push(y);
             }
         }
         let groups = lora_rows(self.members, level, layer, &names);
-        let mut out: Vec<_> = inner.iter_mut().zip(ys).map(|(s, (y, s_width))| LoraOut { s: &mut **s, s_width, y }).collect();
+        let carried = inner.iter_mut().flatten().zip(ys);
+        let mut out: Vec<_> = carried.map(|((s, s_width), y)| LoraOut { s: &mut **s, s_width: *s_width, y }).collect();
         self.device.lora(&view.rows, &groups, x, &mut out)?;
-        let mut inner = inner.into_iter();
-        Ok(carried.map(|width| width.and_then(|width| Some((inner.next()?, width)))))
+        Ok(inner)
+    }
+
+    /// The same of gate and up, and what SwiGLU makes of them.
+    fn lora_swiglu(
+        &mut self,
+        level: &Level,
+        view: &View,
+        layer: usize,
+        x: &D::Buffer,
+        [gate, up]: [&mut D::Buffer; 2],
+        product: &mut D::Buffer,
+    ) -> Result<[Inner<D>; 2], DeviceError> {
+        let names = [Module::GateProj, Module::UpProj];
+        if names.iter().any(|module| self.width(level, layer, *module).is_none()) {
+            let inner = self.lora(level, view, layer, x, [(names[0], &mut *gate), (names[1], &mut *up)])?;
+            self.device.swiglu(&view.rows, gate, up, product)?;
+            return Ok(inner);
+        }
+        let mut inner = [self.inner(level, view, layer, names[0])?, self.inner(level, view, layer, names[1])?];
+        let [Some((s_gate, width_gate)), Some((s_up, width_up))] = &mut inner else { return Err(no_layer(layer)) };
+        let groups = lora_rows(self.members, level, layer, &names);
+        let gate = LoraOut { s: &mut **s_gate, s_width: *width_gate, y: gate };
+        let up = LoraOut { s: &mut **s_up, s_width: *width_up, y: up };
+        self.device.lora_swiglu(&view.rows, &groups, x, [gate, up], product)?;
+        Ok(inner)
+    }
+
+    /// How wide the s of a module is: as the largest rank of those who carry it and whose rows are here.
+    fn width(&self, level: &Level, layer: usize, module: Module) -> Option<usize> {
+        let here = |(number, member): (usize, &Member<'_, D>)| {
+            let site = member.adapter.sites.get(layer, module)?;
+            (!level.segments(number).is_empty()).then_some(site.rank)
+        };
+        self.members.iter().enumerate().filter_map(here).max()
+    }
+
+    /// Room for it.
+    fn inner(&mut self, level: &Level, view: &View, layer: usize, module: Module) -> Result<Inner<D>, DeviceError> {
+        let Some(width) = self.width(level, layer, module) else { return Ok(None) };
+        Ok(Some((self.pool.take(self.device, Use::State, view.rows.rows() * width)?, width)))
     }
 
     fn head_norm(&mut self, view: &View, heads: usize, x: &D::Buffer, weight: &D::Weight) -> Result<Buffer<D>, DeviceError> {

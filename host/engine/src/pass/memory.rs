@@ -137,18 +137,18 @@ impl Layer {
 
         let (queries, keys) = (view(attention.own), attention.own.all);
         let projected = attention.fanned_out.map_or(0, |base| bytes(base.all, hidden + 2 * kv) + bytes(view(base), hidden + q));
-        let kept = bytes(keys, hidden + 3 * kv + attention_ranks) + bytes(queries, 3 * q + heads + attention_ranks);
-        let forward = bytes(keys, hidden) + bytes(queries, 3 * hidden) + projected + bytes(attention.before.all, hidden);
-        let backward = bytes(keys, 3 * hidden + 3 * kv) + bytes(queries, 3 * hidden + 3 * q);
+        let kept = bytes(keys, 2 * hidden + 3 * kv + attention_ranks) + bytes(queries, hidden + 3 * q + heads + attention_ranks);
+        let forward = bytes(queries, 2 * hidden) + projected + bytes(attention.before.all, hidden);
+        let backward = bytes(keys, 2 * hidden + 3 * kv) + bytes(queries, 2 * hidden + 3 * q);
         let input = bytes(attention.fanned_out.unwrap_or(attention.own).all, hidden);
         let attention_scratch = forward.max(backward);
 
         let rows = view(mlp.own);
         let projected = mlp.fanned_out.map_or(0, |base| bytes(view(base), hidden + 2 * width));
-        let forward = bytes(rows, 2 * hidden + width) + projected + bytes(view(mlp.before), hidden);
-        let backward = bytes(rows, 3 * hidden + 4 * width);
+        let forward = bytes(rows, hidden) + projected + bytes(view(mlp.before), hidden);
+        let backward = bytes(rows, 2 * hidden + 3 * width);
         let scratch = attention_scratch + forward.max(backward);
-        Self { input, attention: kept, mlp: bytes(rows, hidden + 2 * width + mlp_ranks), scratch }
+        Self { input, attention: kept, mlp: bytes(rows, 2 * hidden + 3 * width + mlp_ranks), scratch }
     }
 }
 

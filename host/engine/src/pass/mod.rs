@@ -114,6 +114,8 @@ fn no_projection() -> DeviceError {
 struct AttentionTape<D: Device> {
     /// The residual stream that it read, all rows.
     residual: Rc<Buffer<D>>,
+    /// Its norm, which k, v and q read; where q has rows of its own, those too. Absent where nobody carries them.
+    x: Option<(Buffer<D>, Option<Buffer<D>>)>,
     /// What q, k and v wrote; q and k rotated where they have no norms.
     projected: Projected<D>,
     /// q and k after their norms, rotated.
@@ -127,6 +129,9 @@ struct AttentionTape<D: Device> {
 struct MlpTape<D: Device> {
     /// The residual stream that it read.
     residual: Rc<Buffer<D>>,
+    /// Its norm, which gate and up read, and what down read. Absent where nobody carries them.
+    x: Option<Buffer<D>>,
+    product: Option<Buffer<D>>,
     gate_up: Together<D>,
     inner: [Inner<D>; 3],
 }

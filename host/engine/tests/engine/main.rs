@@ -29,6 +29,8 @@ mod semantics;
 #[cfg(test)]
 mod sharing;
 #[cfg(test)]
+mod snapshot;
+#[cfg(test)]
 mod support;
 #[cfg(test)]
 mod thread;

@@ -119,7 +119,6 @@ fn a_panic_answers_everything() {
         let mut engine = Engine::new(Broken::new(how), Options::default());
         assert_eq!(engine.add_trunk(&model, &tensors(&model)).unwrap(), TRUNK);
         let (client, handle) = engine.spawn(8).unwrap();
-        assert!(!handle.is_lost());
         runtime().block_on(async {
             let first = client.send(create(slot(0), all_linear(), None)).await.unwrap();
             let second = client.send(create(slot(1), all_linear(), None)).await.unwrap();
@@ -128,7 +127,6 @@ fn a_panic_answers_everything() {
                 let error = reply.unwrap_err();
                 assert_eq!(error.kind, ErrorKind::DeviceLost);
                 assert!(error.message.contains(says), "{error}");
-                assert!(handle.is_lost());
             }
         });
         drop(client);

@@ -8,23 +8,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
 use super::seen::{Seen, Ticket, fingerprint};
-use crate::{AdapterSlot, AdapterWeights, Command, EngineError, JobSlot, LossSums, Reply, StepReport, TrunkSlot};
+use crate::{AdapterSlot, AdapterWeights, Client, Command, EngineError, JobSlot, LossSums, Reply, StepReport, TrunkSlot};
 
 /// Answers of one job that may wait to be told; a client that is further ahead of its own words waits. More than all adapters of a job have
 /// calls in flight.
 const UNTOLD_MAX: usize = 1 << 18;
 
 /// What one job may name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Grant {
+#[derive(Debug)]
+struct Grant {
+    /// Where its commands go. None where the job was cut off: what its client still sends of it, knowing no better, is passed over.
+    engine: Option<Client>,
     /// Trunks that it may put adapters on.
-    pub trunks: Vec<TrunkSlot>,
+    trunks: Vec<TrunkSlot>,
     /// The cohort whose activations it may share.
-    pub cohort: Option<u64>,
+    cohort: Option<u64>,
     /// Commands that it has sent.
-    pub commands: u64,
-    /// Whether the job was cut off: what its client still sends of it, knowing no better, is passed over.
-    pub is_closed: bool,
+    commands: u64,
 }
 
 /// A command that its client had no right to send.
@@ -41,15 +41,15 @@ struct List {
     jobs: Mutex<BTreeMap<JobSlot, (Grant, Seen)>>,
     /// Something was told, or a job has ended.
     told: Notify,
-    /// Whether the client is the host itself.
-    is_whole: bool,
+    /// Where all commands go of a client that is the host itself.
+    whole: Option<Client>,
 }
 
 /// Whether a command is passed on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Checked {
-    /// It is; where its answer belongs.
-    Pass(Option<Expected>),
+    /// It is; where to, and where its answer belongs.
+    Pass(Client, Option<Expected>),
     /// Its job was cut off, and its client does not know it yet.
     PassOver,
 }
@@ -59,21 +59,21 @@ pub(super) enum Checked {
 pub(super) struct Expected(JobSlot, Ticket);
 
 impl Grants {
-    /// Those of the host itself, which may send everything.
+    /// Those of the host itself, which may send everything to this engine.
     #[must_use]
-    pub fn whole() -> Self {
-        Self(Arc::new(List { is_whole: true, ..List::default() }))
+    pub fn whole(engine: Client) -> Self {
+        Self(Arc::new(List { whole: Some(engine), ..List::default() }))
     }
 
-    /// From now on the client may send commands of this job.
-    pub fn grant(&self, job: JobSlot, trunks: Vec<TrunkSlot>, cohort: Option<u64>) {
-        let grant = Grant { trunks, cohort, commands: 0, is_closed: false };
+    /// From now on the client may send commands of this job, and this engine gets them.
+    pub fn grant(&self, job: JobSlot, engine: Client, trunks: Vec<TrunkSlot>, cohort: Option<u64>) {
+        let grant = Grant { engine: Some(engine), trunks, cohort, commands: 0 };
         self.lock().insert(job, (grant, Seen::default()));
     }
 
-    /// The job was cut off: from now on nothing of it reaches the engine.
+    /// The job was cut off: from now on nothing of it reaches the engine. Who cut it off has the engine give it up.
     pub fn close(&self, job: JobSlot) {
-        self.lock().get_mut(&job).into_iter().for_each(|(grant, _)| grant.is_closed = true);
+        self.lock().get_mut(&job).into_iter().for_each(|(grant, _)| grant.engine = None);
         self.0.told.notify_waiters();
     }
 
@@ -89,9 +89,9 @@ impl Grants {
         self.lock().get(&job).map_or(0, |(grant, _)| grant.commands)
     }
 
-    /// The jobs.
-    pub(super) fn jobs(&self) -> Vec<JobSlot> {
-        self.lock().keys().copied().collect()
+    /// The jobs that were not cut off, and their engines.
+    pub(super) fn jobs(&self) -> Vec<(JobSlot, Client)> {
+        self.lock().iter().filter_map(|(job, (grant, _))| Some((*job, grant.engine.clone()?))).collect()
     }
 
     /// Whether this is to be passed on, which the client may send; and counts it.
@@ -99,8 +99,8 @@ impl Grants {
     /// # Errors
     /// What it must not name.
     pub(super) fn check(&self, command: &Command) -> Result<Checked, Breach> {
-        if self.0.is_whole {
-            return Ok(Checked::Pass(None));
+        if let Some(engine) = &self.0.whole {
+            return Ok(Checked::Pass(engine.clone(), None));
         }
         let mut jobs = self.lock();
         let job = job_of(command)?;
@@ -114,10 +114,8 @@ impl Grants {
             }
         }
         grant.commands += 1;
-        if grant.is_closed {
-            return Ok(Checked::PassOver);
-        }
-        Ok(Checked::Pass(seen.asked(command)?.map(|ticket| Expected(job, ticket))))
+        let Some(engine) = grant.engine.clone() else { return Ok(Checked::PassOver) };
+        Ok(Checked::Pass(engine, seen.asked(command)?.map(|ticket| Expected(job, ticket))))
     }
 
     /// Waits until the client has told enough of what this job was answered.
@@ -127,7 +125,7 @@ impl Grants {
             let mut told = std::pin::pin!(self.0.told.notified());
             // From here on no telling is missed.
             told.as_mut().enable();
-            if self.lock().get(&job).is_none_or(|(grant, seen)| grant.is_closed || seen.untold() < UNTOLD_MAX) {
+            if self.lock().get(&job).is_none_or(|(grant, seen)| grant.engine.is_none() || seen.untold() < UNTOLD_MAX) {
                 return;
             }
             told.await;
@@ -183,6 +181,7 @@ fn job_of(command: &Command) -> Result<JobSlot, Breach> {
     match command {
         // The host plans memory, not the job.
         Command::Reserve { .. } => Err(Breach("a reservation")),
+        Command::Snapshot { .. } | Command::Restore { .. } => Err(Breach("a job's whole state")),
         Command::Prioritise { .. } => Err(Breach("a priority")),
         Command::DropJob { job } => Ok(*job),
         Command::CreateAdapter { slot: AdapterSlot { job, .. }, .. }

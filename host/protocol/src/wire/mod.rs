@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Command, EngineError, Reply};
 
 pub use connect::connect;
-pub use grants::{Breach, Grant, Grants};
+pub use grants::{Breach, Grants};
 pub use serve::{WireError, serve};
 
 /// A command on its way; the number returns with its answer.

@@ -8,7 +8,6 @@ use tokio::task::JoinSet;
 
 use super::grants::{Breach, Checked, Grants};
 use super::{Call, Return};
-use crate::client::Client;
 use crate::frame::{FrameError, FrameReader, FrameWriter};
 use crate::{Command, EngineError};
 
@@ -30,7 +29,7 @@ pub enum WireError {
 ///
 /// # Errors
 /// What the client did wrong.
-pub async fn serve<R, W>(reader: R, writer: W, engine: Client, grants: Grants, bytes_max: u64) -> Result<(), WireError>
+pub async fn serve<R, W>(reader: R, writer: W, grants: Grants, bytes_max: u64) -> Result<(), WireError>
 where
     R: AsyncRead + Unpin + Send,
     W: AsyncWrite + Unpin + Send + 'static,
@@ -38,9 +37,9 @@ where
     let (answers, outbox) = mpsc::channel(UNANSWERED_MAX);
     let mut tasks = JoinSet::new();
     tasks.spawn(answer(outbox, FrameWriter::new(writer)));
-    let ended = accept(FrameReader::new(BufReader::new(reader), bytes_max), &engine, &grants, &answers, &mut tasks).await;
+    let ended = accept(FrameReader::new(BufReader::new(reader), bytes_max), &grants, &answers, &mut tasks).await;
     tasks.shutdown().await;
-    for job in grants.jobs() {
+    for (job, engine) in grants.jobs() {
         // An engine that is gone holds nothing.
         drop(engine.call(Command::DropJob { job }).await);
     }
@@ -49,14 +48,13 @@ where
 
 async fn accept<R: AsyncRead + Unpin>(
     mut reader: FrameReader<R>,
-    engine: &Client,
     grants: &Grants,
     answers: &mpsc::Sender<Return>,
     tasks: &mut JoinSet<()>,
 ) -> Result<(), WireError> {
     while let Some(Call { id, command }) = reader.next().await? {
-        let expected = match grants.check(&command)? {
-            Checked::Pass(expected) => expected,
+        let (engine, expected) = match grants.check(&command)? {
+            Checked::Pass(engine, expected) => (engine, expected),
             Checked::PassOver => continue,
         };
         grants.room(expected).await;

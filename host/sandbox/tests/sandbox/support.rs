@@ -95,13 +95,14 @@ impl Job {
     /// The same with the engine behind a socket, each end on a thread of its own, as for a guest process.
     pub(crate) fn over_a_socket(self) -> Self {
         let grants = Grants::default();
-        grants.grant(self.spec.job, vec![TrunkSlot(0)], self.spec.cohort);
+        grants.grant(self.spec.job, self.services.engine.clone(), vec![TrunkSlot(0)], self.spec.cohort);
         self.over(grants)
     }
 
     /// The same with a parent between: the engine behind two sockets, as where both have processes of their own.
     pub(crate) fn over_two_sockets(self) -> Self {
-        self.over(Grants::whole()).over_a_socket()
+        let grants = Grants::whole(self.services.engine.clone());
+        self.over(grants).over_a_socket()
     }
 
     fn over(mut self, grants: Grants) -> Self {
@@ -114,10 +115,10 @@ impl Job {
         };
         let (reader, writer) = split(&near_runtime, near);
         let (client, carrying) = connect(reader, writer);
-        let engine = std::mem::replace(&mut self.services.engine, client);
+        self.services.engine = client;
         let (reader, writer) = split(&far_runtime, far);
         std::thread::spawn(move || near_runtime.block_on(carrying).unwrap());
-        std::thread::spawn(move || far_runtime.block_on(serve_wire(reader, writer, engine, grants, 1 << 20)).unwrap());
+        std::thread::spawn(move || far_runtime.block_on(serve_wire(reader, writer, grants, 1 << 20)).unwrap());
         self
     }
 
@@ -222,6 +223,7 @@ fn serve(engine: Engine, mut inbox: Inbox, seen: &Mutex<Vec<String>>) {
                 see(format!("reserve {}", job.0));
                 Ok(Reply::Done)
             }
+            Command::Snapshot { .. } | Command::Restore { .. } => panic!("a guest asked for {:?}", request.command),
             Command::Prioritise { job } => {
                 see(format!("prioritise {}", job.0));
                 Ok(Reply::Done)

@@ -1,5 +1,6 @@
 //! 27 and 28: a device that is lost, and one that is full.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nodus_tests::{Server, children};
@@ -10,8 +11,7 @@ use crate::entries;
 /// Long enough to be met half-way.
 const LONG: [&str; 6] = ["--set", "steps=400", "--set", "dropout=0.1", "--held-out-count", "6"];
 
-/// A fatal fault ends the engine process, whoever caused it; what ends it here is a signal. (That a device which fails has the process end
-/// before any job's end is believed is tested where it is decided: `a_panic_answers_everything` of the engine.)
+/// A fatal fault ends the engine process, whoever caused it; what ends it here is a signal.
 #[test]
 fn n27_a_device_that_is_lost_takes_nobodys_result_along() {
     let scene = Scene::new(&[]);
@@ -30,13 +30,18 @@ fn n27_a_device_that_is_lost_takes_nobodys_result_along() {
         assert_eq!(entries(&scene.host, "receipt").iter().filter(|entry| entry["job"] == **id).count(), 1);
     }
 
-    // One that loses the device each time it runs ends by itself, and is told no more than that the host failed.
+    // One in whose hands engines die again and again, at last one that it has to itself, is found out.
     let poison = scene.sft(&server, &scene.a, &[&LONG[2..], &["--set", "steps=100000"]].concat()).remove(0);
-    for attempt in 1..=5 {
+    for attempt in 1..=3 {
         server.wait(&scene.a, &poison, |job| job["attempts"] == attempt && job["state"] == "running");
-        server.kill_one("engine");
+        // So that it is at work.
+        let step = server.job(&scene.a, &poison)["last_step"]["step"].as_u64().unwrap_or_default();
+        server.steps(&scene.a, &poison, step + 3);
+        for engine in children(server.pid(), "engine") {
+            assert!(Command::new("kill").args(["-KILL", &engine.to_string()]).status().unwrap().success());
+        }
     }
-    scene.assert_failed(&server, &scene.a, &poison, ("broken", "the host failed", "internal"));
+    scene.assert_failed(&server, &scene.a, &poison, ("failed", "quarantined", "quarantined"));
     scene.assert_as_alone(&server, &scene.b, &scene.sft(&server, &scene.b, &LONG)[0], &alone);
     assert_eq!(children(server.pid(), "engine").len(), 1, "one engine, and no other that nobody ended");
 

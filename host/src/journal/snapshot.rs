@@ -1,0 +1,83 @@
+//! A snapshot's file: what the engine held of a job after so many of its calls.
+//!
+//! Never seen half-written: it is made under another name, synced, and renamed; and never believed without its digest.
+
+use std::io::{self, Write as _};
+
+use anyhow::Context as _;
+use cap_std::fs::Dir;
+use nodus_protocol::frame::{decode, encode};
+use nodus_protocol::{Digest, JobState};
+
+use super::SNAPSHOTS_KEPT;
+use crate::store::sync_dir;
+
+const PREFIX: &str = "snapshot-";
+/// What is being made.
+const NEW: &str = "new";
+const DIGEST_BYTES: usize = 32;
+
+/// Writes one, and removes those that are not needed any more.
+///
+/// # Errors
+/// What the operating system says; then those before are as they were.
+pub(super) fn write(dir: &Dir, identity: Digest, calls: u64, state: &JobState) -> anyhow::Result<()> {
+    let mut bytes = encode(&(identity, calls, state))?;
+    bytes.extend_from_slice(Digest::of(&bytes).as_bytes());
+    let make = || -> io::Result<()> {
+        let mut file = dir.create(NEW)?;
+        file.write_all(&bytes)?;
+        file.sync_all()?;
+        dir.rename(NEW, dir, name(calls))?;
+        sync_dir(dir)
+    };
+    let made = make();
+    if made.is_err() {
+        // What is half-written takes room, and may be why.
+        drop(dir.remove_file(NEW));
+    }
+    made.context("writing a snapshot")?;
+    for older in all(dir)?.into_iter().rev().skip(SNAPSHOTS_KEPT) {
+        dir.remove_file(name(older)).context("removing an older snapshot")?;
+    }
+    Ok(())
+}
+
+/// The latest that can be used: whole, of this identity, and of no more calls than the journal has.
+///
+/// # Errors
+/// What the operating system says.
+pub(super) fn latest(dir: &Dir, identity: Digest, recorded: u64) -> anyhow::Result<Option<(u64, JobState)>> {
+    for calls in all(dir)?.into_iter().rev() {
+        let bytes = dir.read(name(calls)).context("reading a snapshot")?;
+        match read(&bytes).filter(|(of, within, _)| *of == identity && *within == calls) {
+            Some((_, _, state)) if calls <= recorded => return Ok(Some((calls, state))),
+            Some(_) => tracing::warn!(calls, recorded, "a snapshot is passed over: the journal lacks replies before it"),
+            None => tracing::warn!(calls, "a snapshot is passed over: it is damaged"),
+        }
+    }
+    Ok(None)
+}
+
+fn read(bytes: &[u8]) -> Option<(Digest, u64, JobState)> {
+    let (body, digest) = bytes.split_at_checked(bytes.len().checked_sub(DIGEST_BYTES)?)?;
+    if Digest::of(body).as_bytes() != digest {
+        return None;
+    }
+    decode(body).ok()
+}
+
+fn name(calls: u64) -> String {
+    format!("{PREFIX}{calls}")
+}
+
+/// How many calls each of those that are there has, in order.
+fn all(dir: &Dir) -> anyhow::Result<Vec<u64>> {
+    let mut found = Vec::new();
+    for entry in dir.entries().context("listing snapshots")? {
+        let name = entry.context("listing snapshots")?.file_name();
+        found.extend(name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.parse::<u64>().ok()));
+    }
+    found.sort_unstable();
+    Ok(found)
+}

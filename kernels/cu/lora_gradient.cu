@@ -1,0 +1,253 @@
+// lora_gradient: for up to three modules dy (rows x outputs), s and ds (rows x s_width) and their x (rows x inputs)
+//                dB += scale dy^T s, dA += ds^T dropout(x)
+//
+// Gradients of one group have one owner a patch (64 of the wide side x some ranks) and piece of the group's rows (256 of them, counted within the
+// group), which walks over its rows in order; the pieces' sums are then added in order. Rows in no group and padding rows are read as zero.
+#include "lora.cuh"
+
+#define THREADS 128
+
+// A patch of the gradients of a call: of dA or dB of one module, 64 of its wide side. Those of a module follow one another, dA before dB.
+struct Patch {
+    u32 module, column, wide;
+    bool a;
+};
+
+__device__ __forceinline__ Patch patch_of(const Lora& p, u32 slot) {
+    u32 m = 0, a = (p.wide + 63) / 64;
+    for (;; m++) {
+        u32 b = (p.modules[m].wide + 63) / 64;
+        if (slot < a + b) break;
+        slot -= a + b;
+    }
+    bool is_a = slot < a;
+    return {m, (is_a ? slot : slot - a) * 64, is_a ? p.wide : p.modules[m].wide, is_a};
+}
+
+__device__ __forceinline__ float* part_at(const Lora& p, u32 part, u32 slot, u32 slots) { return p.parts + ((u64)part * slots + slot) * p.ranks * 64; }
+
+// Where element (rank c, wide w) of a gradient stands.
+__device__ __forceinline__ float* gradient_at(const Group& group, const Patch& patch, u32 c, u32 w) {
+    return patch.a ? group.da + (u64)c * patch.wide + w : group.db + (u64)w * group.rank + c;
+}
+
+#if NODUS_BF16
+#define CHUNK 16 // ranks at a time
+#define WARPS (THREADS / 32)
+
+// Rows 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of 16, eight neighbours each: what a lane gives the tensor cores, which take rows by twos.
+struct Wide {
+    uint4 rows[4];
+};
+
+// A word of two rows each: their even columns, or their odd ones.
+__device__ __forceinline__ u32 even(u32 first, u32 second) { return __byte_perm(first, second, 0x5410); }
+__device__ __forceinline__ u32 odd(u32 first, u32 second) { return __byte_perm(first, second, 0x7632); }
+
+// 16 rows of both sides.
+struct Both {
+    Wide wide;
+    float narrow[2][4]; // ranks g and g + 8, the rows of Wide
+};
+
+// A warp a patch, so that a block has four neighbouring ones. Both sides stay in registers, as in lora.cuh, and those of the next 16 rows are
+// under way meanwhile: block j's column n stands for column 8 n + j of the patch.
+template <bool DROP> __device__ __forceinline__ void gradient(const Lora& p) {
+    u32 slot = blockIdx.x * WARPS + threadIdx.x / 32;
+    Piece piece = p.pieces[blockIdx.y];
+    if (slot >= p.patches) return;
+    Patch patch = patch_of(p, slot);
+    const Module& module = p.modules[patch.module];
+    const Group& group = p.groups[patch.module * p.count + piece.group];
+    u32 rank = blockIdx.z * CHUNK, all = group.rank;
+    if (rank >= all) return;
+    u32 ranks = min(all - rank, (u32)CHUNK), g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, column = patch.column + g * 8;
+    const act* wide_side = (patch.a ? p.x : module.y) + column;
+    const float* narrow_side = (patch.a ? module.ds : module.s) + rank + g;
+    u32 pitch = patch.a ? p.wide : module.pitch, s_width = module.s_width;
+    bool eight = (patch.wide | pitch) % 8 == 0 && (u64)wide_side % 16 == 0, inside = column < patch.wide;
+    auto fetch = [&](Both& both, const Rows& tile, u32 before) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            u32 r = before + t * 2 + k % 2 + k / 2 * 8;
+            u64 row = tile.row + r;
+            bool real = r < tile.valid;
+            const act* from = wide_side + row * pitch;
+            uint4& to = both.wide.rows[k];
+            to = make_uint4(0, 0, 0, 0);
+            if (eight && real && inside) to = *(const uint4*)from;
+            if (!eight && real) {
+                float v[8];
+#pragma unroll
+                for (int c = 0; c < 8; c++) v[c] = column + c < patch.wide ? to_float(from[c]) : 0.0f;
+                save<8>((act*)&to, v);
+            }
+            if (DROP && real && patch.a && group.probability > 0) {
+                float v[8];
+                load<8>((const act*)&to, v);
+                dropout<8>(v, group.key, tile.sequence, p.positions[row], column, group.probability);
+                save<8>((act*)&to, v);
+            }
+            const float* s = narrow_side + row * s_width;
+            both.narrow[0][k] = real && g < ranks ? s[0] : 0.0f;
+            both.narrow[1][k] = real && g + 8 < ranks ? s[8] : 0.0f;
+        }
+    };
+    float acc[8][4] = {};
+    auto multiply = [&](const Both& both) {
+        const float(&n)[2][4] = both.narrow;
+        u32 a[4] = {pack(n[0][0], n[0][1]), pack(n[1][0], n[1][1]), pack(n[0][2], n[0][3]), pack(n[1][2], n[1][3])};
+        u32 words[4][4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const uint4& w = both.wide.rows[k];
+            words[k][0] = w.x, words[k][1] = w.y, words[k][2] = w.z, words[k][3] = w.w;
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            u32 first[2] = {even(words[0][j], words[1][j]), even(words[2][j], words[3][j])};
+            u32 second[2] = {odd(words[0][j], words[1][j]), odd(words[2][j], words[3][j])};
+            mma(acc[2 * j], a, first);
+            mma(acc[2 * j + 1], a, second);
+        }
+    };
+    for (u32 i = piece.first_tile; i < piece.end_tile; i++) {
+        Rows tile = p.tiles[i];
+        Both even_rows, odd_rows;
+        fetch(even_rows, tile, 0);
+        for (u32 before = 0; before < tile.valid; before += 32) {
+            fetch(odd_rows, tile, before + 16);
+            multiply(even_rows);
+            if (before + 32 < tile.valid) fetch(even_rows, tile, before + 32);
+            multiply(odd_rows);
+        }
+    }
+    bool alone = group.parts == 1;
+    float scale = patch.a ? 1.0f : group.scale, *part = part_at(p, blockIdx.y, slot, p.patches);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        u32 c = acc_row(i), first = acc_col(i) * 8;
+        if (c >= ranks) continue;
+        // All that is there is fetched before any of it is written.
+        float* to[8];
+        float now[8] = {};
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            u32 w = min(patch.column + first + j, patch.wide - 1);
+            to[j] = alone ? gradient_at(group, patch, rank + c, w) : part + (rank + c) * 64 + first + j;
+            if (alone) now[j] = *to[j];
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            if (patch.column + first + j < patch.wide) *to[j] = alone ? fmaf(scale, acc[j][i], now[j]) : acc[j][i];
+    }
+}
+
+KERNEL __launch_bounds__(THREADS, 4) lora_gradient(PARAMS Lora p) { gradient<false>(p); }
+KERNEL __launch_bounds__(THREADS) lora_gradient_drop(PARAMS Lora p) { gradient<true>(p); }
+#else
+#define DEPTH 64 // rows at a time
+#define CHUNK 16 // ranks at a time
+
+// ROWS x COLS of x from (row, column) on, rows `pitch` apart, dropped out where the group says so; past `rows` or the width: zero. Ends with `arrived`.
+template <int ROWS, int COLS>
+__device__ __forceinline__ void load_dropped(
+    act* tile, u32 ld, const act* x, u32 wide, u32 pitch, const u32* positions, const Group& group, u64 row, u32 sequence, u32 rows, u32 column, bool drop) {
+    if (!drop) {
+        begin_tile<ROWS, COLS, THREADS>(tile, ld, x + row * pitch + column, pitch, rows, min((u32)COLS, wide - column));
+    } else if (wide % 8 == 0) {
+        for (u32 i = threadIdx.x; i < ROWS * COLS / 8; i += THREADS) {
+            u32 r = i / (COLS / 8), c = i % (COLS / 8) * 8;
+            float v[8] = {};
+            if (r < rows && column + c < wide) {
+                load<8>(x + (row + r) * wide + column + c, v);
+                dropout<8>(v, group.key, sequence, positions[row + r], column + c, group.probability);
+            }
+            save<8>(tile + r * ld + c, v);
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < ROWS * COLS; i += THREADS) {
+            u32 r = i / COLS, c = i % COLS;
+            float v[1] = {};
+            if (r < rows && column + c < wide) {
+                load<1>(x + (row + r) * wide + column + c, v);
+                dropout<1>(v, group.key, sequence, positions[row + r], column + c, group.probability);
+            }
+            store(tile + r * ld + c, v[0]);
+        }
+    }
+}
+
+template <bool DROP> __device__ __forceinline__ void gradient(const Lora& p) {
+    constexpr int LDX = 64 + PAD, LDS = CHUNK + PAD;
+    __shared__ __align__(16) act x[DEPTH * LDX];
+    __shared__ __align__(16) act s[DEPTH * LDS];
+    Patch patch = patch_of(p, blockIdx.x);
+    const Module& module = p.modules[patch.module];
+    Piece piece = p.pieces[blockIdx.y];
+    const Group group = p.groups[patch.module * p.count + piece.group];
+    u32 rank = blockIdx.z * CHUNK;
+    if (rank >= group.rank) return;
+    u32 ranks = min(group.rank - rank, (u32)CHUNK), blocks = (ranks + 7) / 8;
+    u32 base = threadIdx.x / 32 * 16;
+    const act* wide_side = patch.a ? p.x : module.y;
+    const float* narrow_side = patch.a ? module.ds : module.s;
+    float acc[CHUNK / 8][4] = {};
+    u32 pitch = patch.a ? p.wide : module.pitch;
+    for (u32 t = piece.first_tile; t < piece.end_tile; t++) {
+        Rows tile = p.tiles[t];
+        for (u32 before = 0; before < tile.valid; before += DEPTH) {
+            u32 rows = min(tile.valid - before, (u32)DEPTH);
+            u64 row = tile.row + before;
+            __syncthreads();
+            load_dropped<DEPTH, 64>(
+                x, LDX, wide_side, patch.wide, pitch, p.positions, group, row, tile.sequence, rows, patch.column, DROP && patch.a && group.probability > 0);
+            for (u32 block = 0; block < blocks; block++)
+#pragma unroll
+                for (u32 i = 0; i < DEPTH * 8 / THREADS; i++) {
+                    u32 r = i * (THREADS / 8) + threadIdx.x / 8, c = block * 8 + threadIdx.x % 8;
+                    store(s + r * LDS + c, r < rows && c < ranks ? narrow_side[(row + r) * module.s_width + rank + c] : 0.0f);
+                }
+            arrived<0>();
+            __syncthreads();
+            warp_mma<true, true>(acc, x + base, LDX, s, LDS, DEPTH, blocks);
+        }
+    }
+    float scale = patch.a ? 1.0f : group.scale;
+    float* part = part_at(p, blockIdx.y, blockIdx.x, p.patches);
+#pragma unroll
+    for (int j = 0; j < CHUNK / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 w = base + acc_row(i), c = j * 8 + acc_col(i);
+            if (patch.column + w >= patch.wide || c >= ranks) continue;
+            if (group.parts == 1) {
+                float* to = gradient_at(group, patch, rank + c, patch.column + w);
+                *to = fmaf(scale, acc[j][i], *to);
+            } else {
+                part[(rank + c) * 64 + w] = acc[j][i];
+            }
+        }
+}
+
+KERNEL __launch_bounds__(THREADS) lora_gradient(PARAMS Lora p) { gradient<false>(p); }
+KERNEL __launch_bounds__(THREADS) lora_gradient_drop(PARAMS Lora p) { gradient<true>(p); }
+#endif
+
+// Grid: patches, groups.
+KERNEL lora_gradient_sum(PARAMS Lora p) {
+    Patch patch = patch_of(p, blockIdx.x);
+    const Group group = p.groups[patch.module * p.count + blockIdx.y];
+    if (group.parts <= 1) return;
+    u32 wide = min(patch.wide - patch.column, 64u);
+    float scale = patch.a ? 1.0f : group.scale;
+    for (u32 i = threadIdx.x; i < group.rank * 64; i += blockDim.x) {
+        // Neighbours in the gradient are neighbours among the threads.
+        u32 c = patch.a ? i / 64 : i % group.rank, w = patch.a ? i % 64 : i / group.rank;
+        if (w >= wide) continue;
+        float sum = 0;
+        for (u32 part = 0; part < group.parts; part++) sum += part_at(p, group.first_part + part, blockIdx.x, p.patches)[c * 64 + w];
+        float* to = gradient_at(group, patch, c, patch.column + w);
+        *to = fmaf(scale, sum, *to);
+    }
+}

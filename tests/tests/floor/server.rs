@@ -1,0 +1,189 @@
+//! A service of its own data folder, and what tests do with it: submit, wait, kill, fetch.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nodus_tests::{Host, contents, golden, guest, host, text, token_lines};
+use serde_json::Value;
+
+/// Of a receipt, what equal jobs of a run and a service differ in.
+const DIFFERS: [&str; 4] = ["times", "previous_receipt", "lane", "co_resident_jobs"];
+
+/// A data folder with the tiny Llama as `llama`, the reference tokens as a file, and a tenant.
+pub(crate) struct Scene {
+    pub(crate) host: Host,
+    token: String,
+}
+
+impl Scene {
+    pub(crate) fn new() -> Self {
+        let host = Host::new();
+        let lines = token_lines(&golden("data/tokens.safetensors"), ["input_ids", "labels", "attention_mask"]);
+        std::fs::write(host.path("tokens.jsonl"), lines).unwrap();
+        host.ok(["model", "import", golden("models/llama").to_str().unwrap(), "--name", "llama"]);
+        host.ok(["data", "put", host.path("tokens.jsonl").to_str().unwrap(), "--name", "tokens"]);
+        let added = host.ok(["tenant", "add", "acme"]);
+        let token = added.split_whitespace().find(|word| word.starts_with("nodus_")).unwrap().to_owned();
+        Self { host, token }
+    }
+
+    /// What its services have logged.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.host.path("log")).unwrap_or_default()
+    }
+
+    /// What a run of the command line leaves.
+    pub(crate) fn run(&self, out: &str, more: &[&str]) {
+        let sft = guest("sft");
+        let place = self.host.path(out);
+        let fixed = ["run", sft.to_str().unwrap(), "--model", "llama", "--data", "tokens", "--seed", "7", "--out", place.to_str().unwrap()];
+        self.host.ok(fixed.iter().chain(more));
+    }
+}
+
+/// A running service. Dropped, it is gone.
+pub(crate) struct Server<'a> {
+    scene: &'a Scene,
+    child: Child,
+    url: String,
+}
+
+impl<'a> Server<'a> {
+    pub(crate) fn start(scene: &'a Scene) -> Self {
+        Self::start_with(scene, &["--device", "cpu"])
+    }
+
+    /// What it logs goes to a file of the scene's; see [`Scene::log`].
+    pub(crate) fn start_with(scene: &'a Scene, more: &[&str]) -> Self {
+        let mut command = Command::new(host());
+        command.args(["serve", "--listen", "127.0.0.1:0"]).args(more);
+        command.env("NODUS_DATA_DIR", scene.host.path("data")).env("NODUS_LOG", "info");
+        let log = std::fs::OpenOptions::new().append(true).create(true).open(scene.host.path("log")).unwrap();
+        let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let url = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("{line:?}")).to_owned();
+        Self { scene, child, url }
+    }
+
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
+        let mut command = Command::new(host());
+        command.args(args).env("NODUS_URL", &self.url).env("NODUS_TOKEN", &self.scene.token).env_remove("NODUS_DATA_DIR");
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}\n{}", text(&output.stdout), text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    /// Submits; the ids of the jobs.
+    pub(crate) fn submit(&self, more: &[&str]) -> Vec<String> {
+        let (sft, tokens) = (guest("sft"), self.scene.host.path("tokens.jsonl"));
+        let fixed = ["submit", sft.to_str().unwrap(), "--model", "llama", "--data", tokens.to_str().unwrap(), "--json"];
+        let seed: &[&str] = if more.contains(&"--seed") { &[] } else { &["--seed", "7"] };
+        let told: Value = serde_json::from_str(&self.ok(&[&fixed[..], seed, more].concat())).unwrap();
+        told["jobs"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect()
+    }
+
+    pub(crate) fn job(&self, id: &str) -> Value {
+        let told = self.ok(&["jobs", "--json"]);
+        let mut jobs = told.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        jobs.find(|job| job["id"] == id).unwrap()
+    }
+
+    /// Waits until the job is what it is waited for to be.
+    pub(crate) fn wait(&self, id: &str, what: impl Fn(&Value) -> bool) -> Value {
+        let began = Instant::now();
+        loop {
+            let job = self.job(id);
+            if what(&job) {
+                return job;
+            }
+            assert!(began.elapsed() < Duration::from_secs(180), "{job}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    pub(crate) fn ended(&self, id: &str) -> Value {
+        self.wait(id, |job| !["queued", "running"].contains(&job["state"].as_str().unwrap()))
+    }
+
+    /// Waits until the job has taken so many steps.
+    pub(crate) fn steps(&self, id: &str, steps: u64) {
+        self.wait(id, |job| job["last_step"]["step"].as_u64().is_some_and(|step| step >= steps));
+    }
+
+    /// Downloads a job's results.
+    pub(crate) fn fetch(&self, id: &str, out: &str) -> std::path::PathBuf {
+        let place = self.scene.host.path(out);
+        self.ok(&["fetch", id, "--out", place.to_str().unwrap()]);
+        place
+    }
+
+    /// The processes of one role.
+    pub(crate) fn processes(&self, role: &str) -> Vec<u32> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir("/proc").unwrap() {
+            let Ok(pid) = entry.unwrap().file_name().to_string_lossy().parse::<u32>() else { continue };
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            if parent == Some(self.child.id()) && line.split(|byte| *byte == 0).nth(1) == Some(role.as_bytes()) {
+                found.push(pid);
+            }
+        }
+        found
+    }
+
+    pub(crate) fn kill_one(&self, role: &str) {
+        let began = Instant::now();
+        loop {
+            if let Some(pid) = self.processes(role).first() {
+                assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
+                return;
+            }
+            assert!(began.elapsed() < Duration::from_secs(60), "there is no {role} process");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Kills the service and all its processes at once.
+    pub(crate) fn kill_all(mut self) {
+        let all = [self.processes("engine"), self.processes("guest"), vec![self.child.id()]].concat();
+        let all: Vec<String> = all.iter().map(u32::to_string).collect();
+        // One of them may be gone already.
+        Command::new("kill").arg("-KILL").args(all).status().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Asks the service to end, and waits until it has.
+    pub(crate) fn end(mut self) {
+        assert!(Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap().success());
+        assert!(self.child.wait().unwrap().success());
+    }
+
+    /// Kills the service, as a machine's end would.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Server<'_> {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+/// Every file of a folder; of the receipt all but what differs and the names that things were given.
+pub(crate) fn kept(dir: &Path) -> std::collections::BTreeMap<String, Vec<u8>> {
+    let mut files = contents(dir, &DIFFERS);
+    let receipt = files.get_mut("receipt.json").unwrap();
+    let mut statement: Value = serde_json::from_slice(receipt).unwrap();
+    for thing in ["component", "data", "trunk"] {
+        statement["predicate"][thing].as_object_mut().unwrap().remove("name");
+    }
+    *receipt = statement.to_string().into_bytes();
+    files
+}
