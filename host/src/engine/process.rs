@@ -203,9 +203,9 @@ impl Process {
         self.ended().await;
     }
 
-    /// Ends it for a reason, which is how it ended, and waits until it is gone.
+    /// Ends it for a reason, which is how it ended, and waits until it is gone. Its device is lost: nothing of it is at work there.
     pub(crate) async fn condemn(&self, reason: String) {
-        seal(&self.fate, Some(reason)).await;
+        self.fate.seal_at_once(Some(reason));
         self.ended().await;
     }
 }

@@ -21,6 +21,9 @@ use crate::run::neighbours::Neighbours;
 /// What the driver and the libraries take of a card for one client of the MPS daemon, beside what is planned.
 const CLIENT_RESERVE_BYTES: u64 = 2 << 30;
 
+/// How long an engine must have worked for its death to count as the first.
+const STEADY: Duration = Duration::from_secs(120);
+
 /// How far an engine is.
 #[derive(Clone)]
 pub(super) enum Stage {
@@ -101,30 +104,38 @@ async fn live(
     model: Arc<OpenModel>,
     teller: watch::Sender<Stage>,
 ) {
+    let mut ready = None;
     let how = match begin(&shared, numbers, job_bytes, &model).await {
         Ok(process) => {
             let process = Arc::new(process);
             tracing::info!(engine = id.0, model = %model.name, device = process.device(), lane = ?numbers.lane, "an engine is ready");
-            shared.board().trunks_later.remove(&numbers.trunk);
             teller.send_replace(Stage::Ready(process.clone()));
             shared.wake.notify_one();
+            ready = Some(Instant::now());
             process.ended().await
         }
         Err(error) => {
             let why = format!("{error:#}");
             tracing::error!(engine = id.0, model = %model.name, "an engine did not start: {why}");
-            let mut board = shared.board();
-            let again = Backoff::after(board.trunks_later.get(&numbers.trunk), shared.options.backoff, why.clone());
-            board.trunks_later.insert(numbers.trunk, again);
             why
         }
     };
-    let is_meant = shared.board().engines.remove(&id).is_some_and(|engine| engine.is_stopping);
+    let mut board = shared.board();
+    let is_meant = board.engines.remove(&id).is_some_and(|engine| engine.is_stopping);
     if is_meant {
         tracing::info!(engine = id.0, "an engine was stopped");
     } else {
-        tracing::error!(engine = id.0, model = %model.name, "an engine process {how}");
+        if ready.is_some() {
+            tracing::error!(engine = id.0, model = %model.name, "an engine process {how}");
+        }
+        // One that worked for a while before it died is no continuation of those before it.
+        let is_steady = ready.is_some_and(|since| since.elapsed() >= STEADY);
+        let before = board.trunks_later.get(&numbers.trunk).filter(|_| !is_steady);
+        let later =
+            Backoff::after(before, shared.options.backoff, if ready.is_some() { "an engine ended".to_owned() } else { how.clone() });
+        board.trunks_later.insert(numbers.trunk, later);
     }
+    drop(board);
     teller.send_replace(Stage::Gone(how));
     shared.wake.notify_one();
 }

@@ -24,6 +24,8 @@ use crate::run::inputs::Job;
 
 /// Calls of jobs that were run again: answered from their journals, and computed again.
 const CALLS: &str = "nodus_journal_calls_total";
+/// A suspected job is tried alone for as long as so many snapshots are apart.
+const TRIAL_SNAPSHOTS: u32 = 2;
 /// How long a job that makes room may take to be kept as it is.
 const CHECKPOINT: Duration = Duration::from_secs(60);
 
@@ -107,7 +109,7 @@ impl At<'_> {
             return std::future::pending().await;
         }
         self.scribe.caught_up().await;
-        tokio::time::sleep(self.shared.options.trial).await;
+        tokio::time::sleep(TRIAL_SNAPSHOTS * self.shared.options.snapshot_every).await;
         tracing::info!(job = %self.claim.job, "a suspected job did no harm alone");
         self.shared.board().suspects.clear(self.claim.job);
         self.run.pause();
@@ -131,7 +133,8 @@ impl At<'_> {
     /// been asked, and asked again what it asked. Never resolves.
     async fn pass_stop_on(&self, stop: &StopFlag, mut caught_up: watch::Receiver<bool>) {
         let mut wishes = self.run.wishes();
-        if wishes.wait_for(|wish| *wish >= Wish::Stop).await.is_ok() && caught_up.wait_for(|is_so| *is_so).await.is_ok() {
+        // One that makes room is not asked: it goes on later.
+        if wishes.wait_for(|wish| *wish == Wish::Stop).await.is_ok() && caught_up.wait_for(|is_so| *is_so).await.is_ok() {
             self.scribe.caught_up().await;
             stop.request();
         }

@@ -19,9 +19,6 @@ use crate::run::choice::{asked, free_card_bytes};
 /// Time between two snapshots of a job, where the operator does not say.
 pub(crate) const SNAPSHOT_EVERY: Duration = Duration::from_secs(30);
 
-/// How long a suspected job is tried alone.
-const TRIAL: Duration = Duration::from_secs(60);
-
 /// A device that jobs run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -48,8 +45,6 @@ pub(crate) struct Options {
     pub(crate) backoff: Duration,
     /// How long a job works between two snapshots of it: what is done again at most where it is interrupted.
     pub(crate) snapshot_every: Duration,
-    /// How long a suspected job works alone, beyond where it was, until it is not suspected any more.
-    pub(crate) trial: Duration,
     /// Jobs of one tenant's line that are looked at; the others wait behind them.
     pub(crate) window: usize,
 }
@@ -75,7 +70,6 @@ impl Options {
             faults_max: 5,
             backoff,
             snapshot_every: SNAPSHOT_EVERY,
-            trial: TRIAL,
             window: 64,
         })
     }

@@ -132,8 +132,8 @@ fn enter(
     lengths: &mut BTreeMap<TenantId, usize>,
 ) {
     let trunk = board.trunk(model.digest);
-    let later = board.jobs_later.get(&queued.job).or_else(|| board.trunks_later.get(&trunk));
-    if let Some((later, left)) = later.and_then(|later| Some((later, later.left()?))) {
+    let later = [board.jobs_later.get(&queued.job), board.trunks_later.get(&trunk)];
+    if let Some((later, left)) = later.into_iter().flatten().find_map(|later| Some((later, later.left()?))) {
         view.aside.push((queued.job, format!("the host failed it and tries again in {} s: {}", left.as_secs() + 1, later.why)));
         return;
     }

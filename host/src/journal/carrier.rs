@@ -4,7 +4,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use nodus_protocol::frame::{decode, encode};
 use nodus_protocol::{Answer, Command, Digest, EngineError, ErrorKind, Inbox, JobState, Reply, Request};
@@ -13,10 +12,10 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use super::book::{Book, Past};
+use super::call;
 use super::keeper::{Keeper, Word};
 use super::record::{Entry, frame};
 use super::scribe::{Ask, Fault, News, Tally, Terms};
-use super::{RARITY, call};
 
 /// A call that the engine answered.
 struct Answered {
@@ -255,9 +254,8 @@ impl Carrier {
             drop(writing.await);
         }
         if self.may_keep() {
-            let began = Instant::now();
             match self.terms.engine.call(Command::Snapshot { job: self.terms.job }).await {
-                Ok(Reply::State(state)) => self.keep(state, began.elapsed(), is_last).await,
+                Ok(Reply::State(state)) => self.keep(state, is_last).await,
                 Ok(_) => self.fail(Fault::Host("a snapshot was answered by something else".to_owned()), None),
                 Err(error) => self.fail(Fault::Lost(error.message), None),
             }
@@ -265,9 +263,9 @@ impl Carrier {
         self.is_closed |= is_last;
     }
 
-    async fn keep(&mut self, state: Box<JobState>, took: Duration, is_last: bool) {
+    async fn keep(&mut self, state: Box<JobState>, is_last: bool) {
         self.kept = self.next;
-        self.due = Instant::now() + self.terms.every.max(took * RARITY);
+        self.due = Instant::now() + self.terms.every;
         let (done, written) = oneshot::channel();
         self.keeper.keep(Word::Snapshot { calls: self.next, state, done }).await;
         if is_last {

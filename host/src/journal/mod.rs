@@ -31,5 +31,3 @@ const REPLIES_MAX: u64 = 4 << 20;
 const WAITING_BYTES_MAX: usize = 64 << 20;
 /// Snapshots of a job on the disk: the last, and one before it in case it cannot be read.
 const SNAPSHOTS_KEPT: usize = 2;
-/// A snapshot is made so many times as rarely as it takes long, whatever else is wished.
-const RARITY: u32 = 50;

@@ -33,12 +33,18 @@ impl Fate {
 
     /// Ends the process; the first reason is the one that is told. Blocks where it is a client of a daemon.
     pub(crate) fn seal(&self, reason: Option<String>) {
-        let mut sentence = self.sentence.lock().unwrap_or_else(PoisonError::into_inner);
-        *sentence = sentence.take().or(reason);
         let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
         farewell(self.mps.as_deref(), &mut child);
+        drop(child);
+        self.seal_at_once(reason);
+    }
+
+    /// The same of a process that has no work on a device any more: there is nobody to tell off.
+    pub(crate) fn seal_at_once(&self, reason: Option<String>) {
+        let mut sentence = self.sentence.lock().unwrap_or_else(PoisonError::into_inner);
+        *sentence = sentence.take().or(reason);
         // It may be dead already.
-        drop(child.kill());
+        drop(self.child.lock().unwrap_or_else(PoisonError::into_inner).kill());
     }
 
     /// Waits for a process that was ended.

@@ -120,6 +120,9 @@ fn a_service_that_ends_keeps_its_jobs_as_they_are() {
     server.wait(id, |_| !figures(&scene.log(), "answered").is_empty());
     let log = scene.log();
     assert_eq!(figures(&log, "repeated"), [0], "{log}");
+    // Nobody asked it to stop.
+    let steps = server.job(id)["last_step"]["step"].as_u64().unwrap();
+    server.steps(id, steps + 100);
     server.ok(&["cancel", id]);
     assert_eq!(server.ended(id)["state"], "stopped");
 }
@@ -143,4 +146,28 @@ fn a_job_that_ends_engines_is_found_out_and_the_others_go_on() {
     assert_same(&kept(&scene.host.path("run")), &kept(&server.fetch(honest, "fetched")), "beside a job that ends engines");
     let ledger = scene.host.ok(["audit", "ledger"]);
     assert!(ledger.contains("quarantined"), "{ledger}");
+}
+
+#[test]
+fn a_job_that_is_suspected_is_tried_alone_and_goes_back_among_the_others() {
+    let scene = Scene::new();
+    // Long steps: wherever its engine is killed, it is at work.
+    let heavy = [&JOB[2..], &["--set", "steps=400", "--set", "batch_size=8"]].concat();
+    scene.run("run", &heavy);
+    let server = start(&scene);
+    let id = &server.submit(&heavy)[0];
+    for attempt in 2..6 {
+        server.wait(id, |job| job["state"] == "running" && job["last_step"]["step"].as_u64().is_some_and(|step| step >= 5));
+        if scene.log().contains("lane=Solo") {
+            break;
+        }
+        server.kill_one("engine");
+        server.wait(id, |job| job["attempts"] == attempt);
+    }
+    let job = server.ended(id);
+    assert_eq!(job["state"], "succeeded", "{job}");
+    let log = scene.log();
+    assert!(log.contains("lane=Solo") && log.contains("a suspected job did no harm alone"), "{log}");
+    assert!(job["placed"].as_str().unwrap().ends_with("fused"), "{job}");
+    assert_same(&kept(&scene.host.path("run")), &kept(&server.fetch(id, "fetched")), "suspected, and tried alone");
 }
