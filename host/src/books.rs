@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use cap_std::fs::Dir;
 use nodus_protocol::Digest;
 use nodus_receipts::key::{KeyError, PRIVATE_KEY_FILE, PUBLIC_KEY_FILE};
-use nodus_receipts::ledger::{BytesEvent, Event, LEDGER_FILE};
+use nodus_receipts::ledger::{BytesEvent, Event, Filter, Kind, LEDGER_FILE};
 use nodus_receipts::{HostKey, KnownKeys, Ledger, PublicKey, Reader, SealedReceipt};
 
 use crate::error::user;
@@ -25,12 +25,15 @@ pub(crate) struct Account {
     pub(crate) job: String,
     /// Whose.
     pub(crate) tenant: String,
+    /// Of a job of the service, which is run again where a crash undid its end: the how-manieth attempt, from 1. Its one line in the ledger
+    /// is written once.
+    pub(crate) attempt: Option<u64>,
 }
 
 impl Account {
     /// Of a job of the command line that began at this time, the so-manieth of its run.
     pub(crate) fn local(began_unix_ms: u64, number: usize) -> Self {
-        Self { job: format!("{began_unix_ms}-{}-{number}", std::process::id()), tenant: LOCAL.to_owned() }
+        Self { job: format!("{began_unix_ms}-{}-{number}", std::process::id()), tenant: LOCAL.to_owned(), attempt: None }
     }
 }
 
@@ -63,7 +66,7 @@ impl Books {
     /// Ours: the disk refuses.
     pub(crate) fn enter(&mut self, account: &Account, events: impl Iterator<Item = (u32, BytesEvent, u64)>) -> anyhow::Result<()> {
         let event = |(adapter, event, bytes)| {
-            let Account { job, tenant } = account.clone();
+            let Account { job, tenant, .. } = account.clone();
             Event::AdapterBytes { job, tenant, adapter, event, bytes }
         };
         let events: Vec<Event> = events.filter(|(_, _, bytes)| *bytes > 0).map(event).collect();
@@ -78,11 +81,21 @@ impl Books {
     /// # Errors
     /// Ours: the disk refuses.
     pub(crate) fn fail(&mut self, account: &Account, code: &str) -> anyhow::Result<()> {
-        let Account { job, tenant } = account.clone();
+        let Account { job, tenant, attempt } = account.clone();
+        if attempt.is_some_and(|attempt| attempt > 1) && self.has_failed(&job)? {
+            return Ok(());
+        }
         self.0.append_all(unix_ms(), vec![Event::JobFailed { job, tenant, code: code.to_owned() }]).context("writing to the host's ledger")
     }
 
-    /// Signs and enters a receipt; `statement` is given the digest of the one before.
+    fn has_failed(&self, job: &str) -> anyhow::Result<bool> {
+        let filter = Filter { job: Some(job.to_owned()), kind: Some(Kind::JobFailed), ..Filter::default() };
+        let found = self.0.reader()?.select(filter)?.next().transpose();
+        Ok(found.context("reading the host's ledger")?.is_some())
+    }
+
+    /// Signs and enters a receipt; `statement` is given the digest of the one before. Of a job that is run again after a crash it is the
+    /// receipt that was entered before the crash.
     ///
     /// # Errors
     /// Ours.
@@ -91,7 +104,28 @@ impl Books {
         account: &Account,
         statement: impl FnOnce(Option<Digest>) -> Result<Vec<u8>, serde_json::Error>,
     ) -> anyhow::Result<SealedReceipt> {
-        self.0.seal(unix_ms(), &account.job, &account.tenant, statement).context("signing the receipt")
+        let Account { job, tenant, attempt } = account;
+        let sealed = match attempt {
+            None => self.0.seal(unix_ms(), job, tenant, statement),
+            Some(_) => self.0.seal_once(unix_ms(), job, tenant, statement),
+        };
+        sealed.context("signing the receipt")
+    }
+
+    /// What became of a job of the service is in its state for good.
+    ///
+    /// # Errors
+    /// Ours: the disk refuses.
+    pub(crate) fn settle(&self, job: &str) -> anyhow::Result<()> {
+        self.0.settle(job).context("settling a receipt")
+    }
+
+    /// Jobs of the service that have a receipt which its state may not know of.
+    ///
+    /// # Errors
+    /// Ours: the disk refuses.
+    pub(crate) fn unsettled(&self) -> anyhow::Result<Vec<String>> {
+        self.0.unsettled().context("looking for receipts that are not settled")
     }
 }
 
@@ -104,10 +138,17 @@ pub(crate) fn reader(dir: Dir) -> Option<Reader> {
 ///
 /// # Errors
 /// The user's: the file is there and no key.
-pub(crate) fn own_key(dir: &Dir) -> anyhow::Result<Option<KnownKeys>> {
+pub(crate) fn public_key(dir: &Dir) -> anyhow::Result<Option<PublicKey>> {
     let Ok(text) = dir.read_to_string(PUBLIC_KEY_FILE) else { return Ok(None) };
-    let key = PublicKey::from_pem(&text).map_err(|error| user(format!("{PUBLIC_KEY_FILE} of the data folder: {error}")))?;
-    Ok(Some([key].into_iter().collect()))
+    PublicKey::from_pem(&text).map(Some).map_err(|error| user(format!("{PUBLIC_KEY_FILE} of the data folder: {error}")))
+}
+
+/// [`public_key`], as those whose signatures are believed.
+///
+/// # Errors
+/// The user's: the file is there and no key.
+pub(crate) fn own_key(dir: &Dir) -> anyhow::Result<Option<KnownKeys>> {
+    Ok(public_key(dir)?.map(|key| [key].into_iter().collect()))
 }
 
 /// Who can put a key's fault right.

@@ -36,6 +36,21 @@ impl Statement {
     pub fn new(subject: Vec<Resource>, predicate: Predicate) -> Self {
         Self { kind: STATEMENT_TYPE.to_owned(), subject, predicate_type: PREDICATE_TYPE.to_owned(), predicate }
     }
+
+    /// Whether both are of runs that came to the same: equal but for times, the receipt before, the lane and the neighbours.
+    ///
+    /// # Errors
+    /// One of them is no JSON.
+    pub fn is_of_the_same_result(&self, other: &Self) -> serde_json::Result<bool> {
+        let result = |statement: &Self| {
+            let mut value = serde_json::to_value(statement)?;
+            if let Some(predicate) = value.get_mut("predicate").and_then(Value::as_object_mut) {
+                predicate.retain(|field, _| !["lane", "co_resident_jobs", "previous_receipt", "times"].contains(&field.as_str()));
+            }
+            serde_json::Result::Ok(value)
+        };
+        Ok(result(self)? == result(other)?)
+    }
 }
 
 /// A file or another thing with a digest; in-toto's ResourceDescriptor.

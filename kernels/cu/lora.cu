@@ -56,8 +56,8 @@ KERNEL __launch_bounds__(EXPAND_THREADS, 5) lora_expand(PARAMS Lora p) {
                 if (r >= rows || c >= to.wide) continue;
                 float v[8];
 #pragma unroll
-                for (int i = 0; i < 8; i++) v[i] = acc[sub][i / 2][half * 2 + i % 2] * scale;
-                add_eight(y + (u64)r * to.pitch + c, held[step][sub][half], eight, to.wide - c, v);
+                for (int i = 0; i < 8; i++) v[i] = acc[sub][i / 2][half * 2 + i % 2];
+                add_eight(y + (u64)r * to.pitch + c, held[step][sub][half], eight, to.wide - c, v, scale);
             }
     }
 }

@@ -310,17 +310,21 @@ __device__ __forceinline__ void narrow_product(
 #endif
 }
 
-// y (eight columns, or what is left of them) += v. `eight`: rows begin at multiples of eight, and what is there is held.
-__device__ __forceinline__ void add_eight(act* y, const Eight& held, bool eight, u32 left, float (&v)[8]) {
+// What every kernel adds an adapter's part by. Spelt out, since a compiler that fuses a product into a sum here and not there would give a row
+// other bits in other company: which kernel adds depends on what the adapters beside it carry.
+__device__ __forceinline__ float plus(float old, float part, float scale) { return fmaf(part, scale, old); }
+
+// y (eight columns, or what is left of them) += scale v. `eight`: rows begin at multiples of eight, and what is there is held.
+__device__ __forceinline__ void add_eight(act* y, const Eight& held, bool eight, u32 left, float (&v)[8], float scale) {
     if (eight) {
         float old[8];
         load<8>((const act*)&held, old);
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] += old[i];
+        for (int i = 0; i < 8; i++) v[i] = plus(old[i], v[i], scale);
         save<8>(y, v);
     } else {
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            if (i < left) store(y + i, to_float(y[i]) + v[i]);
+            if (i < left) store(y + i, plus(to_float(y[i]), v[i], scale));
     }
 }

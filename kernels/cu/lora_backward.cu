@@ -67,7 +67,7 @@ template <bool DROP> __device__ __forceinline__ void expand(const Lora& p) {
             float v[8];
 #pragma unroll
             for (int i = 0; i < 8; i++) v[i] = sum[sub][i / 2][half * 2 + i % 2];
-            add_eight(p.dx + (row + r) * p.wide + c, held[sub][half], eight, p.wide - c, v);
+            add_eight(p.dx + (row + r) * p.wide + c, held[sub][half], eight, p.wide - c, v, 1.0f);
         }
 }
 

@@ -67,7 +67,7 @@ __device__ __forceinline__ void add_rows(Held& held, const float (&acc)[SUBS][4]
             float v[8];
             load<8>((const act*)&now, v);
 #pragma unroll
-            for (int i = 0; i < 8; i++) v[i] += acc[sub][i / 2][half * 2 + i % 2] * scale;
+            for (int i = 0; i < 8; i++) v[i] = plus(v[i], acc[sub][i / 2][half * 2 + i % 2], scale);
             save<8>((act*)&now, v);
         }
 }

@@ -1,4 +1,4 @@
-// The function of SwiGLU and its derivatives.
+// The function of SwiGLU and its derivatives. Sums of products are spelt out, so that every kernel has the same bits of them.
 // Must never look beyond an element, but in a build that tests make.
 #pragma once
 #include "common.cuh"
@@ -18,7 +18,7 @@ __device__ __forceinline__ float swiglu_of(float gate, float up) { return gate *
 // gate and up become their gradients.
 __device__ __forceinline__ void swiglu_gradients(float dy, float& gate, float& up) {
     float s = sigmoid(gate), silu = gate * s;
-    float dgate = dy * up * (s + silu * (1.0f - s));
+    float dgate = dy * up * fmaf(silu, 1.0f - s, s);
     up = dy * silu;
     gate = dgate;
 }

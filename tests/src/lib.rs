@@ -10,6 +10,9 @@
     reason = "a panic is how a test fails"
 )]
 
+pub mod browser;
+mod server;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -17,6 +20,8 @@ use std::process::{Command, Output};
 use base64::Engine as _;
 use serde::Deserialize;
 use tempfile::TempDir;
+
+pub use server::{Answer, Server, answer};
 
 /// The root of the repository.
 #[must_use]
@@ -63,6 +68,25 @@ pub fn told_guest() -> PathBuf {
     build.arg("--manifest-path").arg(root.join("host/sandbox/tests/guest/Cargo.toml")).arg("--target-dir").arg(&target);
     assert!(build.status().unwrap().success(), "the guest does not build; `rustup target add wasm32-wasip2` may be missing");
     target.join("wasm32-wasip2/release/sandbox_guest.wasm")
+}
+
+impl Host {
+    /// An empty data folder with the tiny Llama as `llama`, and the reference tokens beside it as `tokens.jsonl`.
+    #[must_use]
+    pub fn with_llama() -> Self {
+        let host = Self::new();
+        let lines = token_lines(&golden("data/tokens.safetensors"), ["input_ids", "labels", "attention_mask"]);
+        std::fs::write(host.path("tokens.jsonl"), lines).unwrap();
+        host.ok(["model", "import", golden("models/llama").to_str().unwrap(), "--name", "llama"]);
+        host
+    }
+
+    /// A new tenant; its token.
+    #[must_use]
+    pub fn tenant(&self, name: &str, quotas: &[&str]) -> String {
+        let quotas = quotas.iter().flat_map(|quota| ["--quota", quota]);
+        self.ok(["tenant", "add", name].into_iter().chain(quotas)).trim().to_owned()
+    }
 }
 
 /// A throw-away data folder and the commands that work on it.

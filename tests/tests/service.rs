@@ -1,69 +1,12 @@
 //! The service from outside: a server on a free port, operators and tenants with the same binary.
 #![expect(clippy::disallowed_methods, reason = "tests work on real folders, as a user does")]
-#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Output, Stdio};
+use std::io::Write as _;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-use nodus_tests::{Host, golden, guest, host, text, token_lines};
+use nodus_tests::{Host, Server, guest, text};
 use serde_json::Value;
-
-/// A running service. Dropped, it is gone.
-struct Server {
-    child: Child,
-    url: String,
-}
-
-impl Server {
-    fn start(host: &Host, more: &[&str]) -> Self {
-        let mut command = Command::new(self::host());
-        command.args(["serve", "--listen", "127.0.0.1:0"]).args(more).env("NODUS_DATA_DIR", host.path("data"));
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let url = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("{line:?}")).to_owned();
-        Self { child, url }
-    }
-
-    /// A verb as a tenant gives it.
-    fn call(&self, token: &str, args: &[&str]) -> Output {
-        Command::new(host()).args(args).env("NODUS_URL", &self.url).env("NODUS_TOKEN", token).env_remove("NODUS_DATA_DIR").output().unwrap()
-    }
-
-    fn ok(&self, token: &str, args: &[&str]) -> String {
-        let output = self.call(token, args);
-        assert!(output.status.success(), "{args:?}: {}\n{}", text(&output.stdout), text(&output.stderr));
-        text(&output.stdout)
-    }
-
-    fn refused(&self, token: &str, args: &[&str]) -> String {
-        let output = self.call(token, args);
-        assert_eq!(output.status.code(), Some(2), "{args:?}: {}\n{}", text(&output.stdout), text(&output.stderr));
-        text(&output.stderr)
-    }
-
-    /// Asks it to end, and waits.
-    fn end(mut self) -> Option<i32> {
-        let asked = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
-        assert!(asked.success());
-        self.child.wait().unwrap().code()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.child.kill());
-        drop(self.child.wait());
-    }
-}
-
-fn prepared() -> Host {
-    let host = Host::new();
-    std::fs::write(host.path("tokens.jsonl"), token_lines(&golden("data/tokens.safetensors"), ["input_ids", "labels", "attention_mask"]))
-        .unwrap();
-    host.ok(["model", "import", golden("models/llama").to_str().unwrap(), "--name", "llama"]);
-    host
-}
 
 fn json(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))).collect()
@@ -71,9 +14,8 @@ fn json(text: &str) -> Vec<Value> {
 
 #[test]
 fn tenants_upload_submit_list_and_cancel_and_it_is_there_after_a_restart() {
-    let host = prepared();
-    let token = |name: &str| host.ok(["tenant", "add", name]).trim().to_owned();
-    let (a, b) = (token("a"), token("b"));
+    let host = Host::with_llama();
+    let (a, b) = (host.tenant("a", &[]), host.tenant("b", &[]));
     let sft = format!("sft={}", guest("sft").display());
     let server = Server::start(&host, &["--component", &sft]);
     let data = host.path("tokens.jsonl");
@@ -124,7 +66,7 @@ fn tenants_upload_submit_list_and_cancel_and_it_is_there_after_a_restart() {
 
 #[test]
 fn what_strangers_could_reach_needs_tls_and_one_service_has_the_folder() {
-    let host = prepared();
+    let host = Host::with_llama();
     let refused = host.refused(2, ["serve", "--listen", "0.0.0.0:0"]);
     assert!(refused.contains("--tls-cert") && refused.contains("--insecure"), "{refused}");
     let _server = Server::start(&host, &[]);
@@ -140,8 +82,8 @@ fn what_strangers_could_reach_needs_tls_and_one_service_has_the_folder() {
 
 #[test]
 fn tls_is_spoken_with_those_who_trust_the_certificate() {
-    let host = prepared();
-    let token = host.ok(["tenant", "add", "a"]).trim().to_owned();
+    let host = Host::with_llama();
+    let token = host.tenant("a", &[]);
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     std::fs::write(host.path("cert.pem"), made.cert.pem()).unwrap();
     std::fs::write(host.path("key.pem"), made.signing_key.serialize_pem()).unwrap();
@@ -152,4 +94,77 @@ fn tls_is_spoken_with_those_who_trust_the_certificate() {
     server.ok(&token, &["jobs", "--ca", &path("cert.pem")]);
     let distrusted = server.call(&token, &["jobs"]);
     assert!(!distrusted.status.success() && text(&distrusted.stderr).contains("asking the service"), "{}", text(&distrusted.stderr));
+}
+
+#[test]
+fn results_are_checked_as_they_are_fetched_and_merged_where_that_is_offered() {
+    let host = Host::with_llama();
+    let (token, data) = (host.tenant("a", &[]), host.path("tokens.jsonl"));
+    let (sft, eval) = (guest("sft"), guest("eval"));
+    let path = |name: &str| host.path(name).to_str().unwrap().to_owned();
+    let server = Server::start(&host, &["--device", "cpu", "--offer-merged"]);
+    let submit =
+        [sft.to_str().unwrap(), "--model", "llama", "--data", data.to_str().unwrap(), "--held-out-count", "6", "--set", "steps=40"];
+    let job = server.submit(&token, &submit).remove(0);
+    assert_eq!(server.ended(&token, &job)["state"], "succeeded");
+    let told = server.ok(&token, &["fetch", &job, "--out", &path("out"), "--merged", "--verify"]);
+    assert!(told.contains("believing the service's own word") && told.contains("signature"), "{told}");
+    let with_key = ["fetch", &job, "--out", &path("again"), "--verify", "--key", &path("data/host_key.pub.pem")];
+    assert!(!server.ok(&token, &with_key).contains("believing"));
+
+    // The merged model is a model of its own, and is as good as the two side by side.
+    host.ok(["model", "import", &path("out/merged"), "--name", "merged"]);
+    host.ok(["data", "put", &path("tokens.jsonl"), "--name", "tokens"]);
+    host.ok(["run", eval.to_str().unwrap(), "--model", "merged", "--data", "tokens", "--held-out-count", "6", "--out", &path("eval")]);
+    let last = |folder: &str| {
+        let lines = std::fs::read_to_string(host.path(folder).join("held_out.jsonl")).unwrap();
+        json(&lines).iter().rfind(|line| line["data"] == "held-out").unwrap()["loss"].as_f64().unwrap()
+    };
+    let (side_by_side, merged) = (last("out"), last("eval"));
+    assert!((side_by_side - merged).abs() < 1e-4, "{side_by_side} {merged}");
+    assert_eq!(server.end(), Some(0));
+
+    let server = Server::start(&host, &["--hold"]);
+    assert!(server.refused(&token, &["fetch", &job, "--out", &path("refused"), "--merged"]).contains("not-offered"));
+}
+
+#[test]
+fn an_upload_that_breaks_off_is_gone_on_with() {
+    let host = Host::with_llama();
+    let (token, other) = (host.tenant("a", &[]), host.tenant("b", &[]));
+    let data = host.path("tokens.jsonl");
+    let content = std::fs::read(&data).unwrap();
+    let listed = nodus_tests::text(&Command::new("sha256sum").arg(&data).output().unwrap().stdout);
+    let digest = format!("sha256:{}", listed.split(' ').next().unwrap());
+    let there = |server: &Server, token: &str| {
+        let (_, _, body) = server.request(Some(token), "GET", &format!("/v1/uploads/{digest}"), &[], b"");
+        json(&text(&body))[0]["bytes"].as_u64().unwrap()
+    };
+    let server = Server::start(&host, &["--hold"]);
+    let half = content.len() / 2;
+    let mut stream = server.connect();
+    let head = format!(
+        "PUT /v1/data/x HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\nupload-digest: {digest}\r\ncontent-length: {}\r\n\r\n",
+        content.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(&content[..half]).unwrap();
+    let began = Instant::now();
+    while there(&server, &token) < half as u64 {
+        assert!(began.elapsed() < Duration::from_secs(20), "{} bytes came", there(&server, &token));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(there(&server, &other), 0, "another tenant's is not to be seen");
+    drop((stream, server));
+
+    // The service was killed on the way; the verb goes on behind what is there.
+    let server = Server::start(&host, &["--hold"]);
+    assert_eq!(there(&server, &token), half as u64);
+    let sft = guest("sft");
+    server.submit(&token, &[sft.to_str().unwrap(), "--model", "llama", "--data", data.to_str().unwrap()]);
+    assert_eq!(there(&server, &token), 0, "it is a data set now");
+    let (_, _, sets) = server.request(Some(&token), "GET", "/v1/data", &[], b"");
+    assert_eq!(json(&text(&sets))[0]["data"][0]["digest"], digest);
+    let (_, head, _) = server.request(Some(&token), "PUT", "/v1/data/y", &[("upload-digest", &digest), ("upload-offset", "7")], b"x");
+    assert!(head.starts_with("http/1.1 409"), "{head}");
 }

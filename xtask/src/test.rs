@@ -2,6 +2,8 @@
 //!
 //! Never skips a check without saying so.
 
+use std::process::Command;
+
 use crate::audit::check_licences;
 use crate::fuzz;
 use crate::nvrtc;
@@ -39,6 +41,12 @@ pub(crate) fn run_all(slow: bool) -> anyhow::Result<()> {
     let model = if slow { Some(smollm2::gguf()?) } else { None };
     if slow {
         fuzz::run_fuzz(FUZZ_SECONDS, None)?;
+    }
+    // A test that passes is not heard, so it is said here.
+    if Command::new("chromedriver").arg("--version").output().is_err() {
+        eprintln!(
+            "==> the live page in a browser: skipped, chromium and chromedriver are not installed (Debian: chromium, chromium-driver)"
+        );
     }
     step("tests", || {
         let runner: &[&str] = if has_cargo_command("nextest") { &["nextest", "run"] } else { &["test", "--all-targets"] };

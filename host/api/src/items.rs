@@ -77,3 +77,10 @@ pub struct ModelList {
     /// By name.
     pub models: Vec<Model>,
 }
+
+/// How much of an upload is there that broke off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Upload {
+    /// From the content's beginning.
+    pub bytes: u64,
+}

@@ -9,10 +9,10 @@ mod problem;
 mod usage;
 
 pub use events::{Event, EventKind, MetricPage};
-pub use items::{Component, ComponentList, DataSet, DataSetList, Model, ModelList};
+pub use items::{Component, ComponentList, DataSet, DataSetList, Model, ModelList, Upload};
 pub use jobs::{
     Artifact, ArtifactList, CancelRequest, Cancellation, Cohort, HeldOut, How, Job, JobPage, JobState, Lane, Member, Priority,
     SubmitRequest, Submitted, SweepAxis,
 };
 pub use problem::{Code, Problem};
-pub use usage::{Quota, TenantUsage, Usage};
+pub use usage::{Quota, SigningKey, TenantUsage, Usage};

@@ -72,6 +72,8 @@ codes! {
     WrongState = "wrong-state", 409, "The job is in another state";
     /// A quota does not allow it.
     QuotaExceeded = "quota-exceeded", 403, "A quota does not allow it";
+    /// The operator does not offer it.
+    NotOffered = "not-offered", 403, "The operator does not offer this";
     /// Too many requests; `Retry-After` says when to come again.
     RateLimited = "rate-limited", 429, "Too many requests";
     /// The service's disk is full. Nothing was changed.

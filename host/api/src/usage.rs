@@ -53,3 +53,12 @@ pub struct TenantUsage {
     /// What it may use.
     pub quota: Quota,
 }
+
+/// The key that a host signs its receipts with: the public half.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SigningKey {
+    /// As receipts name it.
+    pub keyid: String,
+    /// Ed25519, as PEM (SubjectPublicKeyInfo).
+    pub pem: String,
+}

@@ -12,6 +12,7 @@ pub mod gguf;
 mod growth;
 pub mod hf;
 mod json;
+pub mod merge;
 pub mod peft;
 mod rope;
 mod safetensors;

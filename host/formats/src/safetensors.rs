@@ -58,9 +58,13 @@ impl TensorFile {
 
 /// The elements of a tensor, widened to float32 (exactly: every F16 and BF16 value is a float32 value).
 pub(crate) fn to_f32(tensor: &HostTensor) -> Vec<f32> {
-    let bytes = tensor.bytes();
+    widened(tensor.bytes(), tensor.dtype())
+}
+
+/// [`to_f32`] of elements of this type.
+pub(crate) fn widened(bytes: &[u8], dtype: DType) -> Vec<f32> {
     let pairs = || bytes.as_chunks::<2>().0.iter();
-    match tensor.dtype() {
+    match dtype {
         DType::F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
         DType::F16 => pairs().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect(),
         DType::BF16 => pairs().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect(),
@@ -77,14 +81,19 @@ pub(crate) fn to_bytes<'a>(name: &str, tensors: impl IntoIterator<Item = (String
     safetensors::serialize(views, Some(pytorch())).map_err(failed)
 }
 
-/// The start of a float32 file: everything before the data of these tensors, which follows in the order given.
-pub(crate) fn header(name: &str, tensors: &[(String, Vec<usize>)]) -> Result<Vec<u8>, FormatError> {
+/// The start of a file: everything before the data of these tensors, which follows in the order given.
+pub(crate) fn header(name: &str, tensors: &[(String, DType, Vec<usize>)]) -> Result<Vec<u8>, FormatError> {
     let failed = |e: String| FormatError::invalid(name, Place::File, e, "tensors that safetensors can hold");
     let mut offset = 0;
-    let infos = tensors.iter().map(|(tensor, shape)| {
+    let infos = tensors.iter().map(|(tensor, dtype, shape)| {
         let start = offset;
-        offset += 4 * shape.iter().product::<usize>();
-        (tensor.clone(), TensorInfo { dtype: Dtype::F32, shape: shape.clone(), data_offsets: (start, offset) })
+        offset += dtype.bytes() * shape.iter().product::<usize>();
+        let dtype = match dtype {
+            DType::F32 => Dtype::F32,
+            DType::F16 => Dtype::F16,
+            DType::BF16 => Dtype::BF16,
+        };
+        (tensor.clone(), TensorInfo { dtype, shape: shape.clone(), data_offsets: (start, offset) })
     });
     let metadata = Metadata::new(Some(pytorch()), infos.collect()).map_err(|e| failed(e.to_string()))?;
     let mut json = serde_json::to_vec(&metadata).map_err(|e| failed(e.to_string()))?;

@@ -2,11 +2,11 @@
 //!
 //! Opens nothing outside the folder that it is given.
 
-use std::io::{self, Read};
+use std::io::{self, Read, Write as _};
 use std::thread::sleep;
 use std::time::Duration;
 
-use cap_std::fs::{Dir, File, OpenOptions};
+use cap_std::fs::{Dir, File, OpenOptions, OpenOptionsExt as _};
 use nodus_protocol::Digest;
 use sha2::{Digest as _, Sha256};
 
@@ -38,6 +38,21 @@ fn exclusive_within(attempts_max: u32, dir: &Dir, name: &str) -> io::Result<std:
 /// Waits until the names in a folder are on the disk.
 pub(crate) fn sync_dir(dir: &Dir) -> io::Result<()> {
     dir.open(".")?.sync_all()
+}
+
+/// Writes a file below a folder, with the folders above it: the whole of it is there afterwards, on the disk, or what was there before.
+pub(crate) fn write_synced(dir: &Dir, path: &str, bytes: &[u8]) -> io::Result<()> {
+    let (folder, name) = path.rsplit_once('/').unwrap_or((".", path));
+    dir.create_dir_all(folder)?;
+    let folder = dir.open_dir(folder)?;
+    // No other file of such a folder ends so: whoever writes one holds the ledger's lock.
+    let partial = format!("{name}.partial");
+    let mut file = folder.open_with(&partial, OpenOptions::new().create(true).truncate(true).write(true).mode(0o600))?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    folder.rename(&partial, &folder, name)?;
+    sync_dir(&folder)?;
+    sync_dir(dir)
 }
 
 /// Opens a file of a folder for reading; anything but a regular file is refused, since reading a pipe may never end.

@@ -11,4 +11,5 @@ mod verify;
 
 pub(crate) use ledger::ledger;
 pub(crate) use replay::replay;
-pub(crate) use verify::verify;
+pub(crate) use trust::known;
+pub(crate) use verify::{check, verify};

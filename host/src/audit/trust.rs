@@ -36,9 +36,17 @@ pub(super) fn trust(paths: Paths, data_dir: &Path, keys: &[PathBuf], ledger: Opt
         let missing = || user(format!("this host has no key in {} yet: give the signing host's public key with --key", shown(data_dir)));
         return Ok(Trust { known: known.ok_or_else(missing)?, ledger: named.or_else(|| own.and_then(reader)) });
     }
+    Ok(Trust { known: known(paths, keys)?, ledger: named })
+}
+
+/// The public keys in these files.
+///
+/// # Errors
+/// The user's: one is not there, or no key.
+pub(crate) fn known(paths: Paths, keys: &[PathBuf]) -> anyhow::Result<KnownKeys> {
     let read = |path: &PathBuf| {
         let text = String::from_utf8_lossy(&paths.read(path, KEY_BYTES_MAX)?).into_owned();
         PublicKey::from_pem(&text).map_err(|error| user(format!("{}: {error}", shown(path))))
     };
-    Ok(Trust { known: keys.iter().map(read).collect::<anyhow::Result<_>>()?, ledger: named })
+    keys.iter().map(read).collect()
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use cap_std::fs::Dir;
 use nodus_receipts::envelope::ENVELOPE_BYTES_MAX;
+use nodus_receipts::{KnownKeys, Reader};
 
 use super::trust::{Trust, trust};
 use crate::cli::VerifyArgs;
@@ -29,10 +30,23 @@ struct Found {
 /// The user's: there is no receipt, or one does not hold.
 pub(crate) fn verify(paths: Paths, data_dir: &Path, args: &VerifyArgs, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let Trust { known, ledger } = trust(paths, data_dir, &args.keys, args.ledger.as_deref())?;
-    let found = find(paths, &args.path)?;
+    check(paths, &args.path, (&known, ledger.as_ref()), out)
+}
+
+/// Checks the receipts that a path names against these keys, and the ledger where there is one.
+///
+/// # Errors
+/// As [`verify`].
+pub(crate) fn check(
+    paths: Paths,
+    path: &Path,
+    (known, ledger): (&KnownKeys, Option<&Reader>),
+    out: &mut dyn Write,
+) -> anyhow::Result<Ending> {
+    let found = find(paths, path)?;
     let mut wrong = Vec::new();
     for Found { name, bytes, run } in &found {
-        let report = nodus_receipts::verify(bytes, &known, run.as_ref(), ledger.as_ref());
+        let report = nodus_receipts::verify(bytes, known, run.as_ref(), ledger);
         let title = if found.len() > 1 { format!("{name}\n") } else { String::new() };
         write!(out, "{title}{report}").context("writing to standard output")?;
         if !report.is_ok() {

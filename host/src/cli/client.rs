@@ -180,6 +180,15 @@ pub struct FetchArgs {
     /// A folder for the results; must not exist or be empty
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
+    /// Check what was downloaded: every receipt's signature, and the files that it speaks of
+    #[arg(long)]
+    pub verify: bool,
+    /// Believe this public key (PEM), which the operator gave you, in place of what the service says its key is; may be given many times
+    #[arg(long = "key", value_name = "FILE", requires = "verify")]
+    pub keys: Vec<PathBuf>,
+    /// The adapter merged into its model too, as a model folder `merged/`; where the operator offers it
+    #[arg(long)]
+    pub merged: bool,
     /// Which service.
     #[command(flatten)]
     pub remote: RemoteArgs,

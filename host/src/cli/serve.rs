@@ -31,6 +31,9 @@ pub struct ServeArgs {
     /// Listen without TLS where others can reach it, for a proxy that speaks TLS
     #[arg(long, conflicts_with = "tls_cert")]
     pub insecure: bool,
+    /// Give tenants their adapters merged into the models they were trained on, weights and all
+    #[arg(long)]
+    pub offer_merged: bool,
     /// A ready-made component that all tenants may name, such as sft=sft.wasm. May be given many times
     #[arg(long = "component", value_name = "NAME=FILE")]
     pub components: Vec<ReadyMade>,
@@ -110,7 +113,7 @@ pub enum TenantMode {
 /// The service's state.
 #[derive(Debug, Subcommand)]
 pub enum StateMode {
-    /// Check that rows and blobs agree; works beside a running service
+    /// Check that rows, blobs, receipts and the ledger agree; works beside a running service
     Fsck {
         /// Read every byte of every blob
         #[arg(long)]

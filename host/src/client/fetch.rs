@@ -7,18 +7,24 @@ use std::path::{Component, Path};
 
 use anyhow::{Context as _, bail};
 use cap_std::fs::{Dir, OpenOptions};
-use reqwest::Method;
+use nodus_api::SigningKey;
+use nodus_receipts::PublicKey;
+use reqwest::{Method, Response};
 
 use super::http::{Remote, segment};
 use super::watch;
+use crate::audit;
 use crate::cli::FetchArgs;
 use crate::error::user;
 use crate::name::Name;
 use crate::paths::{Paths, shown};
 use crate::store::copy;
+use crate::text::escape;
 
 /// The archive while it comes in.
 const ARCHIVE: &str = ".results.tar";
+/// The folder of a merged model.
+const MERGED: &str = "merged";
 
 /// Downloads a job's results, or those of a sweep's members into folders of their names.
 pub(super) async fn fetch(remote: &Remote, paths: Paths, args: &FetchArgs, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -32,10 +38,34 @@ pub(super) async fn fetch(remote: &Remote, paths: Paths, args: &FetchArgs, out: 
     let whole = paths.create_dir_all(&args.out)?;
     for job in &jobs {
         let dir = if jobs.len() == 1 { whole.try_clone()? } else { member(&whole, &job.name)? };
-        archive(remote, &job.id, &dir).await.with_context(|| format!("downloading job {}", job.id))?;
+        let place = format!("/v1/jobs/{}", segment(&job.id));
+        archive(remote, &format!("{place}/artifacts.tar"), &dir).await?;
+        if args.merged && job.receipt {
+            dir.create_dir(MERGED).context("making a folder for the merged model")?;
+            let folder = dir.open_dir(MERGED).context("opening the folder for the merged model")?;
+            archive(remote, &format!("{place}/merged.tar"), &folder).await?;
+        }
     }
     let kept = jobs.iter().filter(|job| job.receipt).count();
-    Ok(writeln!(out, "{kept} of {} jobs have a receipt; in {}", jobs.len(), shown(&args.out))?)
+    writeln!(out, "{kept} of {} jobs have a receipt; in {}", jobs.len(), shown(&args.out))?;
+    if args.verify && kept > 0 { verify(remote, paths, args, out).await } else { Ok(()) }
+}
+
+/// Checks the receipts that came.
+async fn verify(remote: &Remote, paths: Paths, args: &FetchArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let known = if args.keys.is_empty() {
+        let SigningKey { keyid, pem } = remote.get("/v1/key").await?;
+        let key = PublicKey::from_pem(&pem).map_err(|error| user(format!("the service's key: {error}")))?;
+        writeln!(
+            out,
+            "believing the service's own word that its key is {}; --key goes by what you have from its operator",
+            escape(&keyid)
+        )?;
+        [key].into_iter().collect()
+    } else {
+        audit::known(paths, &args.keys)?
+    };
+    audit::check(paths, &args.out, (&known, None), out).map(drop)
 }
 
 /// A member's own folder.
@@ -48,8 +78,13 @@ fn member(whole: &Dir, name: &str) -> anyhow::Result<Dir> {
     whole.create_dir(name).and_then(|()| whole.open_dir(name)).context("making a member's folder")
 }
 
-async fn archive(remote: &Remote, job: &str, dir: &Dir) -> anyhow::Result<()> {
-    let mut response = remote.send(remote.request(Method::GET, &format!("/v1/jobs/{}/artifacts.tar", segment(job)))).await?;
+/// Downloads an archive and unpacks it.
+async fn archive(remote: &Remote, place: &str, dir: &Dir) -> anyhow::Result<()> {
+    let response = remote.send(remote.request(Method::GET, place)).await?;
+    keep(response, dir).await.with_context(|| format!("downloading {place}"))
+}
+
+async fn keep(mut response: Response, dir: &Dir) -> anyhow::Result<()> {
     let mut file = dir.open_with(ARCHIVE, OpenOptions::new().read(true).write(true).create_new(true))?;
     while let Some(bytes) = response.chunk().await? {
         file.write_all(&bytes)?;

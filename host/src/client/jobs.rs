@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::http::{Remote, segment};
 use super::{sse, table, watch};
 use crate::cli::{CancelArgs, JobsArgs, LogsArgs, MetricsArgs};
+use crate::error::exit_code;
 use crate::text::{duration, escape};
 
 /// Most jobs of one page.
@@ -103,7 +104,12 @@ pub(super) async fn cancel(remote: &Remote, args: &CancelArgs, out: &mut dyn Wri
         let (jobs, _) = watch::jobs_of(remote, id).await?;
         let is_alone = jobs.len() == 1;
         for job in jobs.iter().filter(|job| is_alone || !job.state.is_ended()) {
-            let done: Cancellation = remote.post(&format!("/v1/jobs/{}/cancel", segment(&job.id)), &request).await?;
+            let place = format!("/v1/jobs/{}", segment(&job.id));
+            let done: Cancellation = match remote.post(&format!("{place}/cancel"), &request).await {
+                // A member that ended by itself meanwhile.
+                Err(error) if !is_alone && exit_code(&error) == 2 && remote.get::<Job>(&place).await?.state.is_ended() => continue,
+                posted => posted?,
+            };
             if args.remote.json {
                 writeln!(out, "{}", serde_json::json!({ "id": job.id, "ended": done.ended }))?;
             } else {

@@ -2,6 +2,7 @@
 //!
 //! Knows the service by its API alone: nothing here reads a data folder.
 
+mod bars;
 mod fetch;
 mod http;
 mod jobs;
@@ -9,6 +10,7 @@ mod profile;
 mod sse;
 mod submit;
 mod table;
+mod upload;
 mod watch;
 
 use std::io::Write;
@@ -16,7 +18,7 @@ use std::io::Write;
 use anyhow::Context as _;
 
 use crate::app::Surroundings;
-use crate::cli::ClientMode;
+use crate::cli::{ClientMode, RemoteArgs};
 use crate::error::Ending;
 
 pub use profile::ServiceEnv;
@@ -28,12 +30,13 @@ pub use profile::ServiceEnv;
 pub fn run(surroundings: &Surroundings, mode: &ClientMode, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting the runtime")?;
     let connect = |remote| http::Remote::new(&profile::profile(surroundings, remote)?);
+    let form = |remote: &RemoteArgs| watch::Form::new(remote.json, surroundings.is_terminal);
     let paths = surroundings.paths;
     runtime.block_on(async {
         match mode {
-            ClientMode::Submit(args) => submit::submit(&connect(&args.remote)?, paths, args, out).await,
+            ClientMode::Submit(args) => submit::submit(&connect(&args.remote)?, (paths, form(&args.remote)), args, out).await,
             ClientMode::Jobs(args) => jobs::list(&connect(&args.remote)?, args, out).await,
-            ClientMode::Watch(args) => watch::watch(&connect(&args.remote)?, &args.id, args.remote.json, out).await,
+            ClientMode::Watch(args) => watch::watch(&connect(&args.remote)?, &args.id, form(&args.remote), out).await,
             ClientMode::Logs(args) => jobs::logs(&connect(&args.remote)?, args, out).await,
             ClientMode::Metrics(args) => jobs::metrics(&connect(&args.remote)?, args, out).await,
             ClientMode::Cancel(args) => jobs::cancel(&connect(&args.remote)?, args, out).await,

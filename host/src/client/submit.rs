@@ -12,6 +12,7 @@ use nodus_sandbox::Limits;
 use reqwest::Method;
 
 use super::http::{Remote, segment};
+use super::upload::{Content, upload};
 use super::watch;
 use crate::cli::{HeldOutArgs, RemoteLane, SubmitArgs};
 use crate::error::user;
@@ -20,7 +21,12 @@ use crate::settings::merge;
 use crate::store::digest_of;
 
 /// Submits, and says what came of it.
-pub(super) async fn submit(remote: &Remote, paths: Paths, args: &SubmitArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+pub(super) async fn submit(
+    remote: &Remote,
+    (paths, form): (Paths, watch::Form),
+    args: &SubmitArgs,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
     let request = SubmitRequest {
         component: component(remote, paths, &args.component).await?,
         model: args.model.clone(),
@@ -53,7 +59,7 @@ pub(super) async fn submit(remote: &Remote, paths: Paths, args: &SubmitArgs, out
         }
     }
     out.flush()?;
-    if args.watch { watch::watch(remote, &submitted.cohort, args.remote.json, out).await } else { Ok(()) }
+    if args.watch { watch::watch(remote, &submitted.cohort, form, out).await } else { Ok(()) }
 }
 
 fn parameters(paths: Paths, args: &SubmitArgs) -> anyhow::Result<serde_json::Map<String, serde_json::Value>> {
@@ -80,13 +86,15 @@ async fn component(remote: &Remote, paths: Paths, text: &str) -> anyhow::Result<
     if !is_path(text, ".wasm") {
         return Ok(text.to_owned());
     }
-    let bytes = paths.read(Path::new(text), Limits::DEFAULT.component_bytes)?;
-    let id = Digest::of(&bytes).to_string();
+    let path = Path::new(text);
+    // Looked at whole, so that what can be no component is refused before it is sent.
+    let digest = Digest::of(&paths.read(path, Limits::DEFAULT.component_bytes)?);
+    let id = digest.to_string();
     if remote.find::<Component>(&format!("/v1/components/{}", segment(&id))).await?.is_some() {
         return Ok(id);
     }
-    let post = remote.request(Method::POST, "/v1/components").header("content-type", "application/wasm").body(bytes);
-    Ok(remote.json::<Component>(post).await?.id)
+    let content = Content { file: paths.open(path)?.into_std(), digest, kind: "application/wasm" };
+    Ok(upload::<Component>(remote, (Method::POST, "/v1/components"), &content).await?.id)
 }
 
 /// A file is kept under its own name and its digest's beginning: other content never meets a taken name.
@@ -104,9 +112,8 @@ async fn data(remote: &Remote, paths: Paths, text: &str) -> anyhow::Result<Strin
     match remote.find::<DataSet>(&place).await? {
         Some(there) if there.digest == digest.to_string() => {}
         _ => {
-            let file = tokio::fs::File::from_std(paths.open(path)?.into_std());
-            let put = remote.request(Method::PUT, &place).header("content-type", "application/jsonl").body(file);
-            remote.json::<DataSet>(put).await?;
+            let content = Content { file: paths.open(path)?.into_std(), digest, kind: "application/jsonl" };
+            upload::<DataSet>(remote, (Method::PUT, &place), &content).await?;
         }
     }
     Ok(name)

@@ -2,16 +2,22 @@
 //!
 //! Resumes where it was cut off. Ends with the user's error where a job did not end well.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::time::Duration;
 
 use nodus_api::{Cohort, Event, EventKind, Job, JobState};
 use serde_json::Value;
 
+use super::bars::Bars;
 use super::http::{Remote, segment};
 use super::sse;
 use crate::error::user;
 use crate::text::escape;
+
+/// How often places in the queue are looked at.
+const LOOK: Duration = Duration::from_secs(3);
 
 /// The jobs that an id names: one, or the members of a sweep; and the path of their events.
 pub(super) async fn jobs_of(remote: &Remote, id: &str) -> anyhow::Result<(Vec<Job>, String)> {
@@ -23,24 +29,35 @@ pub(super) async fn jobs_of(remote: &Remote, id: &str) -> anyhow::Result<(Vec<Jo
     Ok((vec![job], format!("/v1/jobs/{part}/events")))
 }
 
-/// Follows a job or a sweep.
-pub(super) async fn watch(remote: &Remote, id: &str, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
-    let (jobs, path) = jobs_of(remote, id).await?;
-    let names: BTreeMap<String, String> = jobs.into_iter().map(|job| (job.id, job.name)).collect();
-    sse::follow(remote, &path, |frame| {
-        if as_json {
-            writeln!(out, "{}", frame.data)?;
-        } else {
-            let event: Event = serde_json::from_str(&frame.data)?;
-            let name = names.get(&event.job).map(String::as_str).unwrap_or_default();
-            if let Some(text) = line(&event) {
-                let before = if name.is_empty() { String::new() } else { format!("[{}] ", escape(name)) };
-                writeln!(out, "{before}{text}")?;
-            }
+/// How what is told is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Every event as it came.
+    Json,
+    /// A line each.
+    Lines,
+    /// As bars: for a terminal.
+    Bars,
+}
+
+impl Form {
+    pub(super) fn new(as_json: bool, is_terminal: bool) -> Self {
+        match (as_json, is_terminal) {
+            (true, _) => Self::Json,
+            (false, true) => Self::Bars,
+            (false, false) => Self::Lines,
         }
-        Ok(out.flush()?)
-    })
-    .await?;
+    }
+}
+
+/// Follows a job or a sweep.
+pub(super) async fn watch(remote: &Remote, id: &str, form: Form, out: &mut dyn Write) -> anyhow::Result<()> {
+    let (jobs, path) = jobs_of(remote, id).await?;
+    if form == Form::Bars {
+        bars(remote, (id, &path), &jobs).await?;
+    } else {
+        lines(remote, &path, jobs, form, out).await?;
+    }
     let (jobs, _) = jobs_of(remote, id).await?;
     let bad: Vec<&Job> = jobs.iter().filter(|job| !matches!(job.state, JobState::Succeeded | JobState::Stopped)).collect();
     match bad.as_slice() {
@@ -50,6 +67,57 @@ pub(super) async fn watch(remote: &Remote, id: &str, as_json: bool, out: &mut dy
             Err(user(format!("{} of {} jobs did not end well; job {} is {}{message}", bad.len(), jobs.len(), job.id, job.state.as_str())))
         }
     }
+}
+
+/// Shows every event.
+async fn lines(remote: &Remote, path: &str, jobs: Vec<Job>, form: Form, out: &mut dyn Write) -> anyhow::Result<()> {
+    let names: BTreeMap<String, String> = jobs.into_iter().map(|job| (job.id, job.name)).collect();
+    sse::follow(remote, path, |frame| {
+        if form == Form::Json {
+            writeln!(out, "{}", frame.data)?;
+        } else {
+            let event: Event = serde_json::from_str(&frame.data)?;
+            if let Some(text) = named(&event, &names) {
+                writeln!(out, "{text}")?;
+            }
+        }
+        Ok(out.flush()?)
+    })
+    .await
+}
+
+/// Shows how far each of them is. Places in the queue are asked for from time to time: they change without an event.
+async fn bars(remote: &Remote, (id, path): (&str, &str), jobs: &[Job]) -> anyhow::Result<()> {
+    let names: BTreeMap<String, String> = jobs.iter().map(|job| (job.id.clone(), job.name.clone())).collect();
+    let bars = RefCell::new(Bars::new(jobs));
+    let followed = sse::follow(remote, path, |frame| {
+        let event: Event = serde_json::from_str(&frame.data)?;
+        bars.borrow_mut().take(&event, named(&event, &names).as_deref());
+        Ok(())
+    });
+    let places = async {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            if bars.borrow().has_waiting()
+                && let Ok((jobs, _)) = jobs_of(remote, id).await
+            {
+                bars.borrow_mut().see(&jobs);
+            }
+        }
+    };
+    let followed = tokio::select! {
+        followed = followed => followed,
+        () = places => Ok(()),
+    };
+    bars.borrow().finish();
+    followed
+}
+
+/// An event's line, behind its member's name.
+fn named(event: &Event, names: &BTreeMap<String, String>) -> Option<String> {
+    let name = names.get(&event.job).map(String::as_str).unwrap_or_default();
+    let before = if name.is_empty() { String::new() } else { format!("[{}] ", escape(name)) };
+    line(event).map(|text| format!("{before}{text}"))
 }
 
 /// An event, for people.

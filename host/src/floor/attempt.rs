@@ -92,6 +92,8 @@ async fn begin(shared: &Arc<Shared>, claim: Claim, run: &Run, engine: &Engine, p
     // The process must live to say it, so that a job that ended with its engine is not taken for one that ended well.
     let used = process.forget(run.slot).await;
     let (bytes, device_ns) = used.clone().unwrap_or_default();
+    // A short job may have ended before anybody asked what it used.
+    shared.board().count(run.slot, device_ns);
     let class = Arc::new(process.class().clone());
     let fared = Fared { ended: ended.map(Some), engine: Ok(()), bytes, class };
     let ending = match (fault, ending(&fared, (used.is_some(), was_at_work), process, run)) {

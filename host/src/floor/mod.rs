@@ -9,6 +9,7 @@ mod daemons;
 mod engines;
 mod follow;
 mod homes;
+mod numbers;
 mod obey;
 mod options;
 mod scene;
@@ -35,9 +36,12 @@ use crate::guest::{Terms, Workshop};
 use crate::journal::Shelf;
 use crate::store::Store;
 
+pub(crate) use numbers::describe;
+
 use board::Board;
 use cellar::Cellar;
 use daemons::Daemons;
+use numbers::Numbers;
 use options::{Options, Place};
 
 /// How long changes are gathered before it is decided again.
@@ -82,6 +86,7 @@ struct Shared {
     daemons: Daemons,
     options: Options,
     board: Mutex<Board>,
+    numbers: Numbers,
     /// Something changed.
     wake: Notify,
 }
@@ -89,6 +94,22 @@ struct Shared {
 impl Shared {
     fn board(&self) -> MutexGuard<'_, Board> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts jobs that ran when the service ended back into the queue, and forgets receipts whose jobs have them.
+    fn recover(&self) -> anyhow::Result<()> {
+        for running in self.state.running().context("reading the jobs that ran")? {
+            let claim = Claim { job: running.job, attempt: running.attempt };
+            settle::requeue(self, claim, ("restart", "the service was started again"))?;
+        }
+        let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        for job in books.unsettled()? {
+            let is_open = job.parse().map(|id| self.state.is_open(id)).unwrap_or(Ok(false))?;
+            if !is_open {
+                books.settle(&job)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -129,17 +150,15 @@ impl Floor {
     /// Ours: the state or the books refuse.
     fn open(parts: Parts) -> anyhow::Result<Self> {
         let Parts { state, store, workshop, settings, daemons, options } = parts;
-        for running in state.running().context("reading the jobs that ran")? {
-            let claim = Claim { job: running.job, attempt: running.attempt };
-            state.requeue(&claim, "the service was started again").context("putting a job back into the queue")?;
-        }
         follow::describe();
         let books = Mutex::new(Books::open(store.dir()?)?);
         let shelf = Shelf::open(&store.dir()?)?;
         sweep(&state, &shelf)?;
         let cellar = Cellar::new(state.clone(), store.clone(), workshop);
-        let (board, wake) = (Mutex::default(), Notify::new());
-        let shared = Arc::new(Shared { state: state.clone(), store, settings, books, cellar, shelf, daemons, options, board, wake });
+        let (board, numbers, wake) = (Mutex::default(), Numbers::default(), Notify::new());
+        let shared = Shared { state: state.clone(), store, settings, books, cellar, shelf, daemons, options, board, numbers, wake };
+        let shared = Arc::new(shared);
+        shared.recover().context("taking up what the service was at when it ended")?;
         let listener = Arc::downgrade(&shared);
         state.listen(move |change| {
             if change.what != What::Events

@@ -8,13 +8,15 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use nodus_schedule::{EngineId, NewEngine, Plan, Seat};
-use nodus_state::{Finish, JobId, Outcome, Stop};
+use nodus_state::{JobId, Outcome, Stop};
 
 use super::Shared;
 use super::attempt::attempt;
 use super::board::{Board, Run, Wish};
 use super::engines::{self, Stage};
 use super::scene::View;
+use super::settle;
+use crate::run::conclude::REFUSED;
 
 /// Obeys a plan that was made for this view.
 ///
@@ -28,6 +30,8 @@ pub(super) async fn obey(shared: &Arc<Shared>, plan: &Plan, view: View) -> anyho
     let started = start(shared, plan, &view);
     place(shared, plan, &view, &started);
     let reasons = reasons(&mut shared.board(), plan, &view);
+    let (waits, aside) = (plan.wait.iter().map(|wait| wait.reason.code()), view.aside.iter().map(|_| "aside"));
+    shared.numbers.queue(waits.chain(aside));
     let to_stop = std::mem::take(&mut shared.board().to_stop);
     let teller = shared.clone();
     let tell = move || tell(&teller, &reasons, &view.hopeless, &to_stop);
@@ -125,9 +129,8 @@ fn tell(shared: &Shared, reasons: &[(JobId, String)], hopeless: &[(JobId, String
     for (job, why) in hopeless {
         // Its owner may have been quicker and cancelled it.
         let Ok(claims) = shared.state.claim(&[*job], "nowhere") else { continue };
-        let finish = Finish { outcome: Outcome::Failed, message: Some(why), receipt: None, artifacts: &[], events: &[], device_ms: 0 };
         for claim in claims {
-            shared.state.finish(&claim, &finish).context("ending a job that cannot run")?;
+            settle::end(shared, claim, (Outcome::Failed, why, REFUSED), 0).context("ending a job that cannot run")?;
         }
     }
     Ok(())

@@ -50,6 +50,8 @@ pub(super) fn look(shared: &Shared) -> anyhow::Result<View> {
     let models = models(shared, &queued);
     let mut board = shared.board();
     count(&mut board);
+    let engines = board.engines.iter().filter_map(|(id, engine)| Some((*id, engine.process()?.vitals().counts)));
+    shared.numbers.engines(engines);
     let known: BTreeSet<JobId> = queued.iter().map(|job| job.job).chain(board.running.keys().copied()).collect();
     board.jobs_later.retain(|job, _| known.contains(job));
     board.suspects.retain(|job| known.contains(job));

@@ -2,25 +2,29 @@
 //!
 //! Never keeps half of a result: all of it is one transaction.
 
+use std::cell::Cell;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use cap_std::fs::Dir;
 use nodus_schedule::Lane;
-use nodus_state::{Claim, Finish, Kept as Blob, Outcome, StateError, Work};
+use nodus_state::{Claim, Finish, JobState, Kept as Blob, Outcome, StateError, Work};
 
 use super::Shared;
 use super::board::Backoff;
 use super::engines::lane_name;
+use super::numbers;
 use crate::books::Account;
-use crate::error::exit_code;
+use crate::error::{exit_code, refusal_code};
 use crate::receipt;
-use crate::run::conclude::{Kept, Office, Status, conclude, enter};
+use crate::run::conclude::{CANCELLED, INTERNAL, Kept, Office, REFUSED, Status, conclude, enter};
 use crate::run::crew::{Fared, Post};
 use crate::store::{Workspace, copy};
 
+/// How the ledger calls a job whose guest process died, again and again.
+const GUEST_PROCESS: &str = "guest-process";
 /// How often a settlement is tried that the disk refuses.
 const TRIES: u32 = 5;
 
@@ -70,21 +74,24 @@ fn settle_blocking(shared: &Shared, claim: Claim, attempted: anyhow::Result<Atte
     let attempted = match attempted {
         Ok(attempted) => attempted,
         // What its owner can put right: an input is not what it must be.
-        Err(error) if exit_code(&error) == 2 => return end(shared, claim, (Outcome::Failed, &error.to_string()), 0),
+        Err(error) if exit_code(&error) == 2 => {
+            let code = refusal_code(&error).unwrap_or(REFUSED);
+            return end(shared, claim, (Outcome::Failed, &error.to_string(), code), 0);
+        }
         Err(error) => return again(shared, claim, &format!("{error:#}"), Outcome::Broken, 0),
     };
     let device_ms = attempted.device_ns / 1_000_000;
-    let account = Account { job: claim.job.to_string(), tenant: attempted.work.tenant_name.clone() };
+    let account = account(claim, attempted.work.tenant_name.clone());
     match &attempted.ending {
         Ending::Over => conclude_over(shared, claim, &attempted, &account, device_ms),
         ending => {
-            let mut books = shared.books.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut books = shared.books.lock().unwrap_or_else(PoisonError::into_inner);
             enter(&mut books, &account, &attempted.fared.bytes)?;
             drop(books);
             match ending {
                 Ending::Over | Ending::Paused => {
                     charge(shared, claim, device_ms)?;
-                    shared.state.requeue(&claim, "it made room, and goes on later").map(drop).or_else(unless_stale)
+                    requeue(shared, claim, ("room", "it made room, and goes on later"))
                 }
                 Ending::GuestProcess(how) => {
                     let why = format!("the process that ran the component {how}");
@@ -93,14 +100,14 @@ fn settle_blocking(shared: &Shared, claim: Claim, attempted: anyhow::Result<Atte
                 Ending::EngineProcess { how, was_at_work } => {
                     let is_guilty = *was_at_work && shared.board().suspects.died(claim.job, attempted.lane == lane_name(Lane::Solo));
                     if is_guilty {
-                        return quarantine(shared, claim, &account, how, device_ms);
+                        return quarantine(shared, claim, how, device_ms);
                     }
                     again(shared, claim, &format!("an engine process {how}"), Outcome::Broken, device_ms)
                 }
                 Ending::HostFault(why) => again(shared, claim, why, Outcome::Broken, device_ms),
                 Ending::Diverged(why) => {
                     tracing::error!(job = %claim.job, attempt = claim.attempt, "{why}");
-                    end(shared, claim, (Outcome::Broken, OURS), device_ms)
+                    end(shared, claim, (Outcome::Broken, OURS, INTERNAL), device_ms)
                 }
             }
         }
@@ -108,11 +115,10 @@ fn settle_blocking(shared: &Shared, claim: Claim, attempted: anyhow::Result<Atte
 }
 
 /// Ends a job that ends engines.
-fn quarantine(shared: &Shared, claim: Claim, account: &Account, how: &str, device_ms: u64) -> anyhow::Result<()> {
+fn quarantine(shared: &Shared, claim: Claim, how: &str, device_ms: u64) -> anyhow::Result<()> {
     tracing::error!(job = %claim.job, attempt = claim.attempt, "a job ended its engine's process alone too, and is not run again: it {how}");
-    shared.books.lock().unwrap_or_else(std::sync::PoisonError::into_inner).fail(account, QUARANTINED)?;
     let why = format!("{QUARANTINED}: engines that the job was at work in died again and again, at last one that it had to itself ({how})");
-    end(shared, claim, (Outcome::Failed, &why), device_ms)
+    end(shared, claim, (Outcome::Failed, &why, QUARANTINED), device_ms)
 }
 
 /// How the ledger calls a job that is not run again since it ends engines.
@@ -125,7 +131,7 @@ const OURS: &str = "the host failed; its operator's log says how";
 fn conclude_over(shared: &Shared, claim: Claim, attempted: &Attempted, account: &Account, device_ms: u64) -> anyhow::Result<()> {
     let Attempted { post, fared, .. } = attempted;
     let verdict = {
-        let mut books = shared.books.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut books = shared.books.lock().unwrap_or_else(PoisonError::into_inner);
         let mut office = Office { store: &shared.store, books: &mut books, lane: attempted.lane };
         conclude(&mut office, account, post, fared)
     };
@@ -147,7 +153,7 @@ fn conclude_over(shared: &Shared, claim: Claim, attempted: &Attempted, account: 
 /// Puts a job that was no fault of its own back into the queue; where that was so too often, it ends as `last`.
 fn again(shared: &Shared, claim: Claim, why: &str, last: Outcome, device_ms: u64) -> anyhow::Result<()> {
     tracing::error!(job = %claim.job, attempt = claim.attempt, "a job is to be run again: {why}");
-    let told = if last == Outcome::Failed { why } else { "a fault of the host" };
+    let (told, code) = if last == Outcome::Failed { (why, GUEST_PROCESS) } else { ("a fault of the host", INTERNAL) };
     let backoff = {
         let mut board = shared.board();
         let backoff = Backoff::after(board.jobs_later.get(&claim.job), shared.options.backoff, told.to_owned());
@@ -157,24 +163,45 @@ fn again(shared: &Shared, claim: Claim, why: &str, last: Outcome, device_ms: u64
     // Restarts of the service are no job's doing, and are not counted, unless there is no end of them.
     if backoff.count >= shared.options.faults_max || claim.attempt >= ATTEMPTS_MAX {
         let message = if last == Outcome::Failed { format!("{why}, {} times", backoff.count) } else { OURS.to_owned() };
-        return end(shared, claim, (last, &message), device_ms);
+        return end(shared, claim, (last, &message, code), device_ms);
     }
     charge(shared, claim, device_ms)?;
-    persist(|| shared.state.requeue(&claim, told).map(drop))
+    requeue(shared, claim, (code, told))
 }
 
-/// Ends a job without a result.
-fn end(shared: &Shared, claim: Claim, (outcome, message): (Outcome, &str), device_ms: u64) -> anyhow::Result<()> {
-    let finish = Finish { outcome, message: Some(message), receipt: None, artifacts: &[], events: &[], device_ms };
-    finish_job(shared, claim, &finish)
+/// Puts a job back into the queue. One that is to be cut off ends there.
+pub(super) fn requeue(shared: &Shared, claim: Claim, (why, reason): (&'static str, &str)) -> anyhow::Result<()> {
+    numbers::again(why);
+    let is_cut_off = Cell::new(false);
+    persist(|| shared.state.requeue(&claim, reason).map(|state| is_cut_off.set(state == JobState::Cancelled)))?;
+    if is_cut_off.get() { fail(shared, claim, CANCELLED) } else { Ok(()) }
 }
 
-/// Writes the end of a job down, and lets go of what was kept for another attempt.
+/// Ends a job without a result; `code` is the ledger's word for why.
+pub(super) fn end(shared: &Shared, claim: Claim, (outcome, message, code): (Outcome, &str, &str), device_ms: u64) -> anyhow::Result<()> {
+    fail(shared, claim, code)?;
+    finish_job(shared, claim, &Finish { outcome, message: Some(message), receipt: None, artifacts: &[], events: &[], device_ms })
+}
+
+/// Enters that a job ended without a receipt.
+fn fail(shared: &Shared, claim: Claim, code: &str) -> anyhow::Result<()> {
+    let tenant = shared.state.work(claim.job).context("reading the job")?.tenant_name;
+    shared.books.lock().unwrap_or_else(PoisonError::into_inner).fail(&account(claim, tenant), code)
+}
+
+/// As the ledger knows an attempt's job.
+fn account(claim: Claim, tenant: String) -> Account {
+    Account { job: claim.job.to_string(), tenant, attempt: Some(claim.attempt) }
+}
+
+/// The last transaction: the end and all that is kept; what was kept for another attempt goes. The ledger has its line by then: should the
+/// process die before this, the job is run again, to the same bytes and the same line.
 fn finish_job(shared: &Shared, claim: Claim, finish: &Finish<'_>) -> anyhow::Result<()> {
     persist(|| shared.state.finish(&claim, finish))?;
+    numbers::ended(finish.outcome);
     shared.shelf.remove(&claim.job.to_string());
     shared.board().jobs_later.remove(&claim.job);
-    Ok(())
+    shared.books.lock().unwrap_or_else(PoisonError::into_inner).settle(&claim.job.to_string())
 }
 
 fn charge(shared: &Shared, claim: Claim, device_ms: u64) -> anyhow::Result<()> {

@@ -4,9 +4,10 @@
 
 use std::io;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use cap_std::fs::Dir;
 use nodus_protocol::Digest;
+use nodus_receipts::Envelope;
 use nodus_receipts::statement::DigestSet;
 use nodus_sandbox::Usage;
 
@@ -35,10 +36,15 @@ pub(super) fn certify(
     office.store.keep_component(job.component.digest(), &job.component.bytes)?;
     let mut predicate = predicate(job, (ended, fared, usage), artifacts);
     office.lane.clone_into(&mut predicate.lane);
+    let statement = Statement::new(subject, predicate);
     let sealed = office.books.seal(account, |previous: Option<Digest>| {
-        predicate.previous_receipt = previous.map(DigestSet);
-        serde_json::to_vec(&Statement::new(subject, predicate))
+        let mut statement = statement.clone();
+        statement.predicate.previous_receipt = previous.map(DigestSet);
+        serde_json::to_vec(&statement)
     })?;
+    // One that was entered before a crash must be of the same result.
+    let said: Statement = serde_json::from_slice(Envelope::parse(&sealed.envelope)?.payload()).context("reading the receipt again")?;
+    ensure!(said.is_of_the_same_result(&statement)?, "run again after its receipt was entered, the job came to another result");
     write_synced(folder.dir(), receipt::FILE, &sealed.envelope)?;
     Ok(kept)
 }

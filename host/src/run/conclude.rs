@@ -23,11 +23,11 @@ use crate::store::Store;
 use crate::text::{count, one_line};
 
 /// How the ledger calls a failure of ours.
-const INTERNAL: &str = "internal";
+pub(crate) const INTERNAL: &str = "internal";
 /// How it calls a job that was not started for what its user asked.
-const REFUSED: &str = "refused";
+pub(crate) const REFUSED: &str = "refused";
 /// How it calls a job that was cut off.
-const CANCELLED: &str = "cancelled";
+pub(crate) const CANCELLED: &str = "cancelled";
 /// Most of a guest's message that is shown.
 const MESSAGE_CHARS_MAX: usize = 2000;
 
@@ -81,6 +81,8 @@ pub(crate) fn conclude(office: &mut Office<'_>, account: &Account, post: &Post, 
     let broken = |error| (Verdict { status: Status::Broken(error), kept: left(post.folder.dir()) }, Some(INTERNAL));
     let judged = entered.and_then(|()| judge(office, account, post, fared));
     let (verdict, failed) = judged.unwrap_or_else(broken);
+    // What the host failed and runs again has not failed yet.
+    let failed = failed.filter(|_| account.attempt.is_none() || !matches!(verdict.status, Status::Broken(_)));
     match failed.map(|code| office.books.fail(account, code)) {
         Some(Err(error)) if !matches!(verdict.status, Status::Broken(_)) => broken(error).0,
         // One failure of ours is told, the first.

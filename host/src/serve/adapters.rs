@@ -7,7 +7,7 @@ use std::io::Write as _;
 use anyhow::Context as _;
 use nodus_api::Code;
 use nodus_formats::peft;
-use nodus_protocol::{Digest, LoraConfig};
+use nodus_protocol::{AdapterWeights, Digest, LoraConfig};
 use nodus_state::{FileRef, ItemKind, JobId, NewItem, Owner, Reference, TenantId};
 use serde_json::{Map, Value, json};
 
@@ -20,7 +20,7 @@ use crate::store::copy;
 use crate::text::escape;
 
 /// The name of the adapter that a job is after.
-const ADAPTER: &str = "adapter";
+pub(super) const ADAPTER: &str = "adapter";
 
 /// Turns what `init_adapter` names into a digest, as a job sees it, and keeps the adapter under it.
 pub(super) fn init_adapter(
@@ -41,14 +41,7 @@ pub(super) fn init_adapter(
         Some(failure) => failure,
         None => refused(&format!("you have no adapter `{}`, expected JOB or JOB/NAME of a job that ended well", escape(text))),
     })?;
-    let workspace = service.store.workspace().map_err(Failure::ours)?;
-    for (name, file) in &files {
-        let mut content = service.state.open_file(file)?;
-        let mut keep = || copy(&mut content, &mut workspace.dir().create(name)?);
-        keep().context("copying an adapter").map_err(Failure::ours)?;
-    }
-    let read = peft::read(workspace.dir(), &model.config).map_err(import::fault);
-    let weights = read.map_err(|error| Failure::of(Code::JobRefused, error.context(INIT_ADAPTER)))?;
+    let weights = read(service, &files, model)?;
     let written = peft::write(&weights, model.name.as_str()).map_err(|error| Failure::ours(error.into()))?;
     let digest = peft::digest(&written);
     let mut kept = Vec::new();
@@ -62,6 +55,32 @@ pub(super) fn init_adapter(
     service.state.add_item(&new)?;
     *text = digest.to_string();
     Ok(Some((digest, weights.config)))
+}
+
+/// An adapter that a job left, by its name; none where there is none.
+pub(super) fn of_job(
+    service: &Service,
+    of: TenantId,
+    (id, name): (JobId, &str),
+    model: &OpenModel,
+) -> Result<Option<AdapterWeights>, Failure> {
+    match files(service, of, &format!("{id}/{name}")) {
+        Ok(files) => read(service, &files, model).map(Some),
+        Err(None) => Ok(None),
+        Err(Some(failure)) => Err(failure),
+    }
+}
+
+/// Reads a PEFT folder for a model.
+fn read(service: &Service, files: &[(String, FileRef)], model: &OpenModel) -> Result<AdapterWeights, Failure> {
+    let workspace = service.store.workspace().map_err(Failure::ours)?;
+    for (name, file) in files {
+        let mut content = service.state.open_file(file)?;
+        let mut keep = || copy(&mut content, &mut workspace.dir().create(name)?);
+        keep().context("copying an adapter").map_err(Failure::ours)?;
+    }
+    let read = peft::read(workspace.dir(), &model.config).map_err(import::fault);
+    read.map_err(|error| Failure::of(Code::JobRefused, error.context(INIT_ADAPTER)))
 }
 
 /// The files of a PEFT folder: those of an adapter that a job left, or of one that was used before, by its digest.

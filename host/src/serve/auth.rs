@@ -8,13 +8,14 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use nodus_api::Code;
+use nodus_protocol::Digest;
 use nodus_state::{Bearer, Tenant};
 
 use super::failure::Failure;
 use super::service::App;
 
-/// The tenant that asks.
-pub(super) struct Caller(pub(super) Tenant);
+/// The tenant that asks, and the SHA-256 of the token that says so.
+pub(super) struct Caller(pub(super) Tenant, pub(super) Digest);
 
 /// The operator asks.
 pub(super) struct Operator;
@@ -23,7 +24,7 @@ impl FromRequestParts<App> for Operator {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
-        match bearer(&parts.headers, app).await? {
+        match bearer(&parts.headers, app).await?.0 {
             Bearer::Operator => Ok(Self),
             Bearer::Tenant(_) => Err(Failure::new(Code::WrongBearer, "this is a tenant's token, expected the operator's")),
         }
@@ -34,12 +35,12 @@ impl FromRequestParts<App> for Caller {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
-        let Bearer::Tenant(tenant) = bearer(&parts.headers, app).await? else {
+        let (Bearer::Tenant(tenant), token) = bearer(&parts.headers, app).await? else {
             return Err(Failure::new(Code::WrongBearer, "this is the operator's token, expected a tenant's"));
         };
         let rate = tenant.quota.requests_per_second;
         match app.rates.take(tenant.id, rate, Instant::now()) {
-            Ok(()) => Ok(Self(*tenant)),
+            Ok(()) => Ok(Self(*tenant, token)),
             Err(wait) => {
                 let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
                 let detail = format!("at most {} requests a second", rate.unwrap_or_default());
@@ -49,7 +50,7 @@ impl FromRequestParts<App> for Caller {
     }
 }
 
-async fn bearer(headers: &HeaderMap, app: &App) -> Result<Bearer, Failure> {
+async fn bearer(headers: &HeaderMap, app: &App) -> Result<(Bearer, Digest), Failure> {
     let refused = || Failure::new(Code::Unauthenticated, "expected the header `Authorization: Bearer TOKEN` with a token that is valid");
     let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let (scheme, token) = given.and_then(|value| value.split_once(' ')).ok_or_else(refused)?;
@@ -57,5 +58,7 @@ async fn bearer(headers: &HeaderMap, app: &App) -> Result<Bearer, Failure> {
         return Err(refused());
     }
     let token = token.trim().to_owned();
-    app.blocking(move |service| Ok(service.state.bearer(&token)?)).await?.ok_or_else(refused)
+    let digest = Digest::of(token.as_bytes());
+    let whose = app.blocking(move |service| Ok(service.state.bearer(&token)?)).await?;
+    Ok((whose.ok_or_else(refused)?, digest))
 }

@@ -15,7 +15,7 @@ use crate::text::{escape, nearest};
 /// Longest file.
 const BYTES_MAX: u64 = 1 << 20;
 /// Every key of a file.
-const KEYS: [&str; 5] = ["listen", "tls_cert", "tls_key", "insecure", "components"];
+const KEYS: [&str; 6] = ["listen", "tls_cert", "tls_key", "insecure", "offer_merged", "components"];
 /// Where it listens without a word.
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7643);
 
@@ -26,6 +26,7 @@ pub(super) struct Settings {
     /// Certificate chain and private key.
     pub(super) tls: Option<(PathBuf, PathBuf)>,
     pub(super) is_insecure: bool,
+    pub(super) offers_merged: bool,
     pub(super) components: Vec<ReadyMade>,
 }
 
@@ -50,7 +51,9 @@ pub(super) fn settings(paths: Paths, args: &ServeArgs) -> anyhow::Result<Setting
     // One that the command line names too is the command line's.
     let mut components = args.components.clone();
     components.extend(file.components.into_iter().filter(|made| args.components.iter().all(|given| given.name != made.name)));
-    Ok(Settings { listen: args.listen.or(file.listen).unwrap_or(LISTEN), tls, is_insecure: args.insecure || file.insecure, components })
+    let listen = args.listen.or(file.listen).unwrap_or(LISTEN);
+    let (is_insecure, offers_merged) = (args.insecure || file.insecure, args.offer_merged || file.offer_merged);
+    Ok(Settings { listen, tls, is_insecure, offers_merged, components })
 }
 
 #[derive(Debug, Default)]
@@ -59,6 +62,7 @@ struct File {
     tls_cert: Option<PathBuf>,
     tls_key: Option<PathBuf>,
     insecure: bool,
+    offer_merged: bool,
     components: Vec<ReadyMade>,
 }
 
@@ -77,6 +81,7 @@ fn file(text: &str, folder: &Path) -> anyhow::Result<File> {
             "tls_cert" => file.tls_cert = Some(path()?),
             "tls_key" => file.tls_key = Some(path()?),
             "insecure" => file.insecure = value.as_bool().ok_or_else(|| wrong("true or false"))?,
+            "offer_merged" => file.offer_merged = value.as_bool().ok_or_else(|| wrong("true or false"))?,
             "components" => file.components = components(value.as_table().ok_or_else(|| wrong("a table of names and paths"))?, folder)?,
             other => {
                 let hint = nearest(other, &KEYS)
@@ -105,7 +110,7 @@ mod tests {
     use crate::cli::ServeArgs;
     use crate::paths::Paths;
 
-    const TEXT: &str = "listen = \"0.0.0.0:80\"\ntls_cert = \"cert.pem\"\ntls_key = \"/key.pem\"\ninsecure = true\n[components]\nsft = \"sft.wasm\"\neval = \"eval.wasm\"\n";
+    const TEXT: &str = "listen = \"0.0.0.0:80\"\ntls_cert = \"cert.pem\"\ntls_key = \"/key.pem\"\ninsecure = true\noffer_merged = true\n[components]\nsft = \"sft.wasm\"\neval = \"eval.wasm\"\n";
 
     #[test]
     fn every_key_is_read_and_the_command_line_goes_first() {
@@ -117,7 +122,9 @@ mod tests {
         let read = settings(paths, &args).unwrap();
         assert_eq!(read.listen.to_string(), "0.0.0.0:80");
         assert_eq!(read.tls.unwrap(), (root.path().join("cert.pem"), "/key.pem".into()));
-        assert!(read.is_insecure && read.components.len() == 2 && read.components[1].path == root.path().join("sft.wasm"));
+        assert!(
+            read.is_insecure && read.offers_merged && read.components.len() == 2 && read.components[1].path == root.path().join("sft.wasm")
+        );
         let listen = Some("127.0.0.1:0".parse().unwrap());
         let args = ServeArgs { listen, components: vec!["sft=own.wasm".parse().unwrap()], ..args };
         let read = settings(paths, &args).unwrap();

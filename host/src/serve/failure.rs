@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use nodus_api::{Code, Problem};
 use nodus_state::StateError;
 
+use super::gauges;
 use crate::error::exit_code;
 use crate::text::escape_lines;
 
@@ -55,7 +56,7 @@ impl From<StateError> for Failure {
             StateError::NotFound(what) => return Self::not_found(what),
             StateError::Taken(_) => Code::NameTaken,
             StateError::KeyReused => Code::KeyReused,
-            StateError::WrongState { .. } => Code::WrongState,
+            StateError::WrongState { .. } | StateError::Upload(_) => Code::WrongState,
             StateError::Quota { .. } => Code::QuotaExceeded,
             StateError::Full => Code::StorageFull,
             StateError::ReadOnly => Code::Unavailable,
@@ -67,6 +68,7 @@ impl From<StateError> for Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
+        gauges::refused(self.code);
         let mut problem = Problem::new(self.code, self.detail);
         if let Some(cause) = self.cause {
             let instance = uuid::Uuid::now_v7().to_string();

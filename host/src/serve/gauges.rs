@@ -10,6 +10,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusRecorder};
+use nodus_api::Code;
 
 use super::failure::Failure;
 use super::service::Service;
@@ -20,11 +21,13 @@ const JOBS: &str = "nodus_jobs";
 const STREAMS: &str = "nodus_event_streams";
 const DEVICE: &str = "nodus_tenant_device_seconds";
 const STORED: &str = "nodus_tenant_stored_bytes";
+const HELD: &str = "nodus_tenant_device_bytes";
+const REFUSALS: &str = "nodus_refusals_total";
 /// Seconds; what a read should stay below is among them.
 const BUCKETS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.5, 10.0];
 
 /// What keeps the numbers.
-pub(super) fn recorder() -> Result<PrometheusRecorder, BuildError> {
+pub(crate) fn recorder() -> Result<PrometheusRecorder, BuildError> {
     PrometheusBuilder::new().set_buckets_for_metric(Matcher::Full(SECONDS.to_owned()), &BUCKETS).map(PrometheusBuilder::build_recorder)
 }
 
@@ -35,6 +38,8 @@ pub(super) fn describe() {
     describe_gauge!(JOBS, "Jobs by state");
     describe_gauge!(STREAMS, "Cohorts whose events somebody follows");
     describe_gauge!(DEVICE, metrics::Unit::Seconds, "Time on the device by tenant");
+    describe_gauge!(HELD, metrics::Unit::Bytes, "Device memory that running jobs are planned to hold, by tenant");
+    describe_counter!(REFUSALS, "Requests that were refused, by code");
     describe_gauge!(STORED, metrics::Unit::Bytes, "Bytes kept by tenant, each content counted once a tenant");
 }
 
@@ -56,6 +61,11 @@ pub(super) async fn count(request: Request, next: Next) -> Response {
     response
 }
 
+/// Counts a refusal.
+pub(super) fn refused(code: Code) {
+    counter!(REFUSALS, "code" => code.as_str()).increment(1);
+}
+
 /// All numbers, those of the state read now.
 #[expect(clippy::cast_precision_loss, reason = "gauges are float64")]
 pub(super) fn render(service: &Service) -> Result<String, Failure> {
@@ -65,6 +75,7 @@ pub(super) fn render(service: &Service) -> Result<String, Failure> {
     for tenant in service.state.tenants()? {
         let usage = service.state.usage(tenant.id)?;
         gauge!(DEVICE, "tenant" => tenant.name.clone()).set(usage.device_ms as f64 / 1000.0);
+        gauge!(HELD, "tenant" => tenant.name.clone()).set(usage.device_bytes as f64);
         gauge!(STORED, "tenant" => tenant.name).set(usage.stored_bytes as f64);
     }
     gauge!(STREAMS).set(service.streams.len() as f64);

@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use super::service::App;
 
+/// How often it is looked whether a token was revoked or a tenant disabled: an operator does that in another process.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// How often blobs that nothing refers to are removed.
 const COLLECT: Duration = Duration::from_secs(3600);
 
@@ -17,6 +20,24 @@ pub(super) async fn keep(app: App) {
             Ok(collected) if collected.blobs > 0 => tracing::info!(?collected, "blobs that nothing refers to were removed"),
             Ok(_) => {}
             Err(failure) => tracing::warn!(?failure, "blobs that nothing refers to could not be removed"),
+        }
+        match app.blocking(|service| Ok(service.state.forget_uploads()?)).await {
+            Ok(count) if count > 0 => tracing::info!(count, "uploads that nobody went on with were forgotten"),
+            Ok(_) => {}
+            Err(failure) => tracing::warn!(?failure, "uploads that nobody went on with could not be forgotten"),
+        }
+    }
+}
+
+/// Notices what shuts bearers out, for those who hold a stream open, until the process ends.
+pub(super) async fn watch_bars(app: App) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        match app.blocking(|service| Ok(service.state.bars()?)).await {
+            Ok(bars) => {
+                app.bars.send_if_modified(|known| std::mem::replace(known, bars.clone()) != bars);
+            }
+            Err(failure) => tracing::warn!(?failure, "it cannot be seen whether a token was revoked"),
         }
     }
 }

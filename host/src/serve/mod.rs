@@ -10,6 +10,7 @@ mod config;
 mod document;
 mod download;
 mod failure;
+mod fsck;
 mod gauges;
 mod housekeeping;
 mod listen;
@@ -17,6 +18,7 @@ mod rates;
 mod ready_made;
 mod routes;
 mod service;
+mod slots;
 mod streams;
 mod submit;
 mod upload;
@@ -33,10 +35,13 @@ use nodus_state::{Access, Depth, State};
 use crate::app::Surroundings;
 use crate::cli::{ServeArgs, StateMode};
 use crate::error::{Ending, user};
-use crate::floor::Floor;
+use crate::floor::{self, Floor};
 use crate::paths::Paths;
 use crate::store::Store;
 use crate::text::bytes;
+
+#[cfg(test)]
+pub(crate) use gauges::recorder;
 
 /// The service's folder within the data folder.
 const FOLDER: &str = "service";
@@ -52,13 +57,15 @@ pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &
     let bound = listen::bind(surroundings.paths, &settings)?;
     let (store, state) = (Arc::new(store), Arc::new(open_state(surroundings.paths, data_dir, Access::Whole)?));
     let recorder = gauges::recorder()?;
-    let app = service::App::new(store.clone(), state.clone(), args.sandbox, recorder.handle())?;
+    let app = service::App::new(store.clone(), state.clone(), args.sandbox, recorder.handle(), settings.offers_merged)?;
     metrics::set_global_recorder(recorder).context("installing what keeps the numbers")?;
     gauges::describe();
+    floor::describe();
     ready_made::register(&app, surroundings.paths, &settings.components)?;
     writeln!(out, "listening on {}", bound.url()).and_then(|()| out.flush()).context("writing to standard output")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.spawn(housekeeping::keep(app.clone()));
+    runtime.spawn(housekeeping::watch_bars(app.clone()));
     runtime.block_on(async {
         let floor = Floor::of_service((store, state, data_dir), surroundings, &args.floor, args.sandbox)?;
         let answered = listen::answer(app, bound).await;
@@ -78,12 +85,13 @@ pub fn state(paths: Paths, data_dir: &Path, mode: &StateMode, out: &mut dyn Writ
     let text = match mode {
         StateMode::Fsck { deep } => {
             let depth = if *deep { Depth::Contents } else { Depth::Lengths };
-            let faults = open_state(paths, data_dir, Access::Rows)?.fsck(depth)?;
+            let state = open_state(paths, data_dir, Access::Rows)?;
+            let mut faults: Vec<String> = state.fsck(depth)?.iter().map(ToString::to_string).collect();
+            faults.extend(fsck::disagreements(&state, paths.create_dir_all(data_dir)?)?);
             if !faults.is_empty() {
-                let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
                 return Err(user(format!("the state does not agree with itself:\n{}", faults.join("\n"))));
             }
-            "all rows and blobs agree".to_owned()
+            "rows, blobs, receipts and ledger agree".to_owned()
         }
         StateMode::Gc => {
             let collected = open_state(paths, data_dir, Access::Whole)?.gc()?;

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use metrics_exporter_prometheus::PrometheusHandle;
 use nodus_sandbox::{Limits, Sandbox, SandboxOptions};
-use nodus_state::{Change, State};
+use nodus_state::{Bars, Change, State};
 use tokio::sync::{Semaphore, watch};
 
 use super::failure::Failure;
 use super::rates::Rates;
+use super::slots::Slots;
 use super::streams::Streams;
 use super::submit::Planner;
 use crate::cli::SandboxArgs;
@@ -37,8 +38,13 @@ pub(crate) struct Service {
     pub(super) rates: Rates,
     pub(super) streams: Arc<Streams>,
     pub(super) uploads: Semaphore,
+    pub(super) slots: Arc<Slots>,
     pub(super) checks: Semaphore,
     pub(super) numbers: PrometheusHandle,
+    /// Whether tenants may have their adapters merged into the operator's models.
+    pub(super) offers_merged: bool,
+    /// What shut bearers out when it was looked at last.
+    pub(super) bars: watch::Sender<Bars>,
     /// True once the service is to end.
     pub(super) closing: watch::Sender<bool>,
 }
@@ -56,9 +62,16 @@ impl std::ops::Deref for App {
 }
 
 impl App {
-    pub(super) fn new(store: Arc<Store>, state: Arc<State>, sandbox: SandboxArgs, numbers: PrometheusHandle) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        store: Arc<Store>,
+        state: Arc<State>,
+        sandbox: SandboxArgs,
+        numbers: PrometheusHandle,
+        offers_merged: bool,
+    ) -> anyhow::Result<Self> {
         let upload = Limits::DEFAULT;
         let workshop = Workshop::open(&store, &Sandbox::new(SandboxOptions { upload })?, Terms::from(sandbox))?;
+        let bars = watch::Sender::new(state.bars()?);
         let streams = Arc::new(Streams::default());
         let told = streams.clone();
         state.listen(move |change: &Change| told.wake(change.cohort));
@@ -71,8 +84,11 @@ impl App {
             rates: Rates::default(),
             streams,
             uploads: Semaphore::new(UPLOADS_MAX),
+            slots: Arc::default(),
             checks: Semaphore::new(CHECKS_MAX),
             numbers,
+            offers_merged,
+            bars,
             closing: watch::Sender::new(false),
         })))
     }

@@ -163,7 +163,7 @@ fn parts(service: &Service, of: TenantId, data: &Item, asked: Option<&AskedHeldO
 
 impl Planner {
     /// A model, opened once.
-    fn model(&self, service: &Service, name: &str) -> Result<Arc<OpenModel>, Failure> {
+    pub(super) fn model(&self, service: &Service, name: &str) -> Result<Arc<OpenModel>, Failure> {
         let refused = |error| Failure::of(Code::JobRefused, error);
         let name: Name = name.parse().map_err(|error: crate::name::NameError| Failure::new(Code::JobRefused, error.to_string()))?;
         let (_, manifest) = service.store.model(&name).map_err(refused)?;

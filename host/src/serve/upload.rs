@@ -3,53 +3,104 @@
 //! Never holds a whole upload in memory, and keeps nothing of one that breaks off.
 
 use std::io::{self, Write as _};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
+use axum::http::HeaderMap;
 use nodus_api::Code;
-use nodus_state::Staged;
+use nodus_protocol::Digest;
+use nodus_state::{Staged, TenantId};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 
 use super::failure::Failure;
 use super::service::{App, Service};
+use super::slots::OF_ONE_MAX;
 
 /// Pieces on their way to the disk.
 const PIECES_MAX: usize = 16;
-/// How long the next piece may take.
-const PIECE_TIME_MAX: Duration = Duration::from_secs(60);
+/// How long a body may take that comes as slowly as it may.
+const PATIENCE: Patience = Patience { pause: Duration::from_secs(60), bytes_per_second: 16 << 10 };
+
+/// How slow a body may be: an upload that is under way keeps others from theirs.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// Longest wait for the next piece, and what a body of any length has.
+    pause: Duration,
+    /// Beyond that, on the whole.
+    bytes_per_second: u64,
+}
 
 /// What comes over the channel: a piece, or why there is no more.
 type Piece = Result<Bytes, Failure>;
 
-/// Writes a body to the disk; `end` decides what becomes of it, away from the threads that answer requests.
+/// What a body is a part of: the content's digest, and where in it the body begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    digest: Digest,
+    offset: u64,
+}
+
+/// The content's digest, where the upload is to be one that can be gone on with.
+const DIGEST: &str = "upload-digest";
+/// How many bytes of it came before.
+const OFFSET: &str = "upload-offset";
+
+impl Part {
+    /// As the headers say; none where they say nothing.
+    pub(super) fn of(headers: &HeaderMap) -> Result<Option<Self>, Failure> {
+        let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+        let wrong = |name: &str, expected: &str| Failure::new(Code::BadParameter, format!("{name}: expected {expected}"));
+        let Some(digest) = text(DIGEST) else {
+            return if text(OFFSET).is_some() { Err(wrong(OFFSET, "it beside upload-digest alone")) } else { Ok(None) };
+        };
+        let digest = digest.parse().map_err(|_| wrong(DIGEST, "the content's digest as `sha256:` and 64 hexadecimal digits"))?;
+        let offset = text(OFFSET).unwrap_or("0").parse().map_err(|_| wrong(OFFSET, "how many bytes came before"))?;
+        Ok(Some(Self { digest, offset }))
+    }
+}
+
+/// Writes a tenant's body to the disk; `end` decides what becomes of it, away from the threads that answer requests.
 pub(super) async fn upload<T: Send + 'static>(
     app: &App,
-    body: Body,
+    of: TenantId,
+    (body, parts): (Body, Option<Part>),
     bytes_max: u64,
     end: impl FnOnce(&Service, Staged<'_>) -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
+    let Some(_slot) = app.slots.take(of) else {
+        let detail = format!("{OF_ONE_MAX} uploads of yours are under way, expected at most so many at the same time");
+        return Err(Failure::new(Code::RateLimited, detail).retry_after(1));
+    };
     let _permit = app.uploads.acquire().await.map_err(|error| Failure::ours(error.into()))?;
     let (pieces, inbox) = mpsc::channel::<Piece>(PIECES_MAX);
     let written = app.blocking(move |service| {
-        let staged = write(service, inbox, bytes_max)?;
+        let staged = match parts {
+            None => service.state.stage(bytes_max)?,
+            Some(Part { digest, offset }) => service.state.resume(of, digest, offset, bytes_max)?,
+        };
+        let mut staged = write(staged, inbox, bytes_max)?;
+        staged.finish()?;
         // Few at a time: this thread waits, and no request's thread.
         let _permit = tokio::runtime::Handle::current().block_on(service.checks.acquire()).map_err(|error| Failure::ours(error.into()))?;
         end(service, staged)
     });
-    let ((), written) = tokio::join!(send(body, pieces), written);
+    let ((), written) = tokio::join!(send(body, pieces, PATIENCE), written);
     written
 }
 
-async fn send(body: Body, pieces: mpsc::Sender<Piece>) {
-    let mut body = body.into_data_stream();
+async fn send(body: Body, pieces: mpsc::Sender<Piece>, patience: Patience) {
+    let (mut body, began, mut bytes) = (body.into_data_stream(), Instant::now(), 0_u64);
     loop {
-        let piece = match tokio::time::timeout(PIECE_TIME_MAX, body.next()).await {
+        let whole = patience.pause + Duration::from_secs(bytes / patience.bytes_per_second);
+        let until = (began + whole).min(Instant::now() + patience.pause);
+        let piece = match tokio::time::timeout_at(until.into(), body.next()).await {
             Ok(None) => return,
             Ok(Some(Ok(piece))) => Ok(piece),
             Ok(Some(Err(_))) => Err(Failure::new(Code::BadBody, "the body broke off")),
-            Err(_) => Err(Failure::new(Code::TooSlow, format!("expected more of the body within {} s", PIECE_TIME_MAX.as_secs()))),
+            Err(_) => Err(Failure::new(Code::TooSlow, patience.to_string())),
         };
+        bytes += piece.as_ref().map_or(0, |piece| piece.len() as u64);
         let is_over = piece.is_err();
         // Whoever writes has seen enough where it is gone.
         if pieces.send(piece).await.is_err() || is_over {
@@ -58,8 +109,14 @@ async fn send(body: Body, pieces: mpsc::Sender<Piece>) {
     }
 }
 
-fn write(service: &Service, mut inbox: mpsc::Receiver<Piece>, bytes_max: u64) -> Result<Staged<'_>, Failure> {
-    let mut staged = service.state.stage(bytes_max)?;
+impl std::fmt::Display for Patience {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { pause, bytes_per_second } = self;
+        write!(f, "expected more of the body within {} s, and {bytes_per_second} bytes a second on the whole", pause.as_secs())
+    }
+}
+
+fn write(mut staged: Staged<'_>, mut inbox: mpsc::Receiver<Piece>, bytes_max: u64) -> Result<Staged<'_>, Failure> {
     while let Some(piece) = inbox.blocking_recv() {
         staged.write_all(&piece?).map_err(|error| match error.kind() {
             io::ErrorKind::FileTooLarge => Failure::new(Code::TooLarge, format!("expected at most {bytes_max} bytes")),
@@ -71,4 +128,51 @@ fn write(service: &Service, mut inbox: mpsc::Receiver<Piece>, bytes_max: u64) ->
         return Err(Failure::new(Code::BadBody, "the body is empty"));
     }
     Ok(staged)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use axum::body::{Body, Bytes};
+    use tokio::sync::mpsc;
+    use tokio_stream::wrappers::ReceiverStream;
+
+    use super::{Patience, Piece, send};
+
+    /// Sends a piece of 100 bytes so often; how many were taken, and what was said in the end.
+    async fn trickle(pieces: usize, every: Duration, patience: Patience) -> (usize, Option<String>) {
+        let (sender, body) = mpsc::channel::<Result<Bytes, std::io::Error>>(1);
+        let (taken, mut inbox) = mpsc::channel::<Piece>(1);
+        tokio::spawn(send(Body::from_stream(ReceiverStream::new(body)), taken, patience));
+        tokio::spawn(async move {
+            for _ in 0..pieces {
+                tokio::time::sleep(every).await;
+                // It is hung up on.
+                if sender.send(Ok(Bytes::from_static(&[b'x'; 100]))).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let mut count = 0;
+        while let Some(piece) = inbox.recv().await {
+            match piece {
+                Ok(_) => count += 1,
+                Err(failure) => return (count, Some(format!("{failure:?}"))),
+            }
+        }
+        (count, None)
+    }
+
+    #[tokio::test]
+    async fn a_body_may_pause_and_be_slow_but_not_for_ever() {
+        let patience = Patience { pause: Duration::from_millis(300), bytes_per_second: 1 << 40 };
+        assert_eq!(trickle(5, Duration::from_millis(1), patience).await, (5, None));
+        let (count, said) = trickle(2, Duration::from_secs(60), patience).await;
+        assert!(count == 0 && said.unwrap().contains("TooSlow"), "a pause that is too long");
+        let (count, said) = trickle(1000, Duration::from_millis(50), patience).await;
+        assert!((1..=6).contains(&count) && said.unwrap().contains("TooSlow"), "{count} pieces, each in time");
+        let patience = Patience { bytes_per_second: 10, ..patience };
+        assert_eq!(trickle(20, Duration::from_millis(50), patience).await, (20, None), "slow, but fast enough");
+    }
 }

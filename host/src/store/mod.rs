@@ -33,6 +33,7 @@ pub(crate) use blob::copy;
 pub use blob::{Hashing, digest_of};
 pub use components::Workspace;
 pub use datasets::DatasetManifest;
+pub(crate) use models::MANIFEST as MODEL_MANIFEST;
 pub use models::{ModelManifest, ModelSummary};
 
 use crate::error::user;

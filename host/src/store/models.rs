@@ -13,7 +13,7 @@ use super::{Store, read_json, write_json};
 use crate::error::{there_are, user};
 use crate::name::Name;
 
-const MANIFEST: &str = "nodus.json";
+pub(crate) const MANIFEST: &str = "nodus.json";
 const FORMAT: u32 = 1;
 
 /// What whoever filled a model's folder says about it.

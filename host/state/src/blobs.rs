@@ -2,7 +2,7 @@
 //!
 //! Never shows anything half-written, and never removes what somebody is about to refer to: a [`Kept`] blob is pinned until it is dropped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -14,6 +14,7 @@ use sha2::{Digest as _, Sha256};
 use crate::access::Access;
 use crate::database::lock;
 use crate::error::{Result, StateError};
+use crate::partial::FOLDER;
 
 const TMP: &str = "tmp";
 const BLOBS: &str = "blobs";
@@ -24,20 +25,26 @@ pub(crate) type Pins = Arc<Mutex<BTreeMap<Digest, usize>>>;
 
 /// The folder of blobs.
 pub(crate) struct Blobs {
-    dir: Dir,
+    pub(crate) dir: Dir,
     access: Access,
     next: AtomicU64,
+    /// Uploads that may be gone on with and are under way.
+    pub(crate) busy: Mutex<BTreeSet<String>>,
     pub(crate) pins: Pins,
 }
 
-/// A file that is being written. Dropped, it is gone.
+/// A file that is being written. Dropped, it is gone, unless it may be gone on with ([`State::resume`](crate::State::resume)).
 pub struct Staged<'a> {
-    blobs: &'a Blobs,
-    name: String,
-    file: File,
-    hash: Sha256,
-    bytes: u64,
-    bytes_max: u64,
+    pub(crate) blobs: &'a Blobs,
+    pub(crate) name: String,
+    pub(crate) file: File,
+    pub(crate) hash: Sha256,
+    pub(crate) bytes: u64,
+    pub(crate) bytes_max: u64,
+    /// What its content is said to have for a digest.
+    pub(crate) expected: Option<Digest>,
+    /// Whether it stays where it is dropped before it is finished.
+    pub(crate) stays: bool,
 }
 
 /// A blob in its place, and pinned there until this is dropped: refer to it by a row before.
@@ -78,14 +85,14 @@ impl Blobs {
     pub(crate) fn open(dir: Dir, access: Access) -> Result<Self> {
         if access == Access::Whole {
             let failed = StateError::file("making the folders of the state");
-            dir.create_dir_all(BLOBS).map_err(&failed)?;
+            dir.create_dir_all(BLOBS).and_then(|()| dir.create_dir_all(FOLDER)).map_err(&failed)?;
             // What a killed process left; nobody else is there.
             if dir.exists(TMP) {
                 dir.remove_dir_all(TMP).map_err(&failed)?;
             }
             dir.create_dir(TMP).map_err(&failed)?;
         }
-        Ok(Self { dir, access, next: AtomicU64::new(0), pins: Pins::default() })
+        Ok(Self { dir, access, next: AtomicU64::new(0), busy: Mutex::default(), pins: Pins::default() })
     }
 
     pub(crate) fn stage(&self, bytes_max: u64) -> Result<Staged<'_>> {
@@ -95,7 +102,7 @@ impl Blobs {
         let name = format!("{TMP}/{}", self.next.fetch_add(1, Relaxed));
         let options = OpenOptions::new().read(true).write(true).create_new(true).clone();
         let file = self.dir.open_with(&name, &options).map_err(StateError::file(WRITING))?;
-        Ok(Staged { blobs: self, name, file, hash: Sha256::new(), bytes: 0, bytes_max })
+        Ok(Staged { blobs: self, name, file, hash: Sha256::new(), bytes: 0, bytes_max, expected: None, stays: false })
     }
 
     /// The blob's file.
@@ -165,6 +172,21 @@ impl Staged<'_> {
         self.blobs.dir.open(&self.name).map_err(StateError::file("reading what was uploaded"))
     }
 
+    /// All of it came: from here on it is gone where it is dropped.
+    ///
+    /// # Errors
+    /// It is not what it was said to be.
+    pub fn finish(&mut self) -> Result<()> {
+        self.stays = false;
+        let found = Digest::from_bytes(self.hash.clone().finalize().into());
+        match self.expected {
+            Some(expected) if expected != found => {
+                Err(StateError::Upload(format!("what came has the digest {found}, expected {expected}; it is forgotten")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Puts it in place under its digest, on the disk for good.
     ///
     /// # Errors
@@ -210,6 +232,12 @@ impl Write for Staged<'_> {
 
 impl Drop for Staged<'_> {
     fn drop(&mut self) {
+        if self.expected.is_some() {
+            lock(&self.blobs.busy).remove(&self.name);
+        }
+        if self.stays && self.bytes > 0 {
+            return;
+        }
         match self.blobs.dir.remove_file(&self.name) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(%error, "a temporary file stays behind until the next start");

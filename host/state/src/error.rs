@@ -43,6 +43,9 @@ pub enum StateError {
         /// What was asked for on top.
         asked: u64,
     },
+    /// An upload that is to be gone on with is not as it is said to be.
+    #[error("upload: {0}")]
+    Upload(String),
     /// The disk has no room. Nothing was changed.
     #[error("the disk is full; nothing was changed")]
     Full,
@@ -89,7 +92,10 @@ impl StateError {
     /// Whether whoever asked can put it right.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
-        matches!(self, Self::NotFound(_) | Self::Taken(_) | Self::KeyReused | Self::WrongState { .. } | Self::Quota { .. })
+        matches!(
+            self,
+            Self::NotFound(_) | Self::Taken(_) | Self::KeyReused | Self::WrongState { .. } | Self::Quota { .. } | Self::Upload(_)
+        )
     }
 
     pub(crate) fn file(what: &'static str) -> impl Fn(io::Error) -> Self {

@@ -5,6 +5,7 @@
 //! ```text
 //! state.db      tenants, jobs, events, ... (SQLite, WAL: state.db-wal and state.db-shm beside it)
 //! blobs/HE/HEX  content by SHA-256
+//! partial/      uploads that broke off
 //! tmp/          what is being written
 //! serve.lock    held by the one process that serves
 //! ```

@@ -32,6 +32,13 @@ pub struct Token {
     pub revoked_ms: Option<u64>,
 }
 
+/// What shuts bearers out. Another one means that a token was revoked, or a tenant disabled or enabled.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bars {
+    revoked: u64,
+    disabled: Vec<TenantId>,
+}
+
 pub(crate) fn digest_sql(digest: Digest) -> [u8; 32] {
     *digest.as_bytes()
 }
@@ -77,10 +84,17 @@ impl State {
             return Ok(None);
         }
         // The database compares hashes: how long that takes tells nothing of a token.
-        let digest = digest_sql(Digest::of(token.as_bytes()));
+        self.bearer_of(Digest::of(token.as_bytes()))
+    }
+
+    /// As [`State::bearer`], of a token that is known by its SHA-256.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn bearer_of(&self, token: Digest) -> Result<Option<Bearer>> {
         self.database.read(|view| {
             let mut statement = view.prepare_cached("SELECT tenant FROM tokens WHERE digest = ? AND revoked_ms IS NULL")?;
-            let found = statement.query_row([digest], |row| row.get::<_, Option<TenantId>>(0)).optional()?;
+            let found = statement.query_row([digest_sql(token)], |row| row.get::<_, Option<TenantId>>(0)).optional()?;
             Ok(match found {
                 None => None,
                 Some(None) => Some(Bearer::Operator),
@@ -88,6 +102,20 @@ impl State {
                     Some(tenant(view, id)?).filter(|tenant| !tenant.is_disabled).map(|tenant| Bearer::Tenant(Box::new(tenant)))
                 }
             })
+        })
+    }
+
+    /// What shuts bearers out at this moment.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn bars(&self) -> Result<Bars> {
+        self.database.read(|view| {
+            let revoked =
+                view.prepare_cached("SELECT count(*) FROM tokens WHERE revoked_ms IS NOT NULL")?.query_row([], |row| row.get(0))?;
+            let mut statement = view.prepare_cached("SELECT id FROM tenants WHERE disabled ORDER BY id")?;
+            let disabled = statement.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+            Ok(Bars { revoked, disabled })
         })
     }
 }

@@ -1,8 +1,11 @@
 //! The card against itself: equal bits from repeated launches, in dirty memory, among neighbours; and a gate that sees a product that breaks them.
 
-use nodus_kernels::cuda::{Cache, Choice, CudaDevice, CudaOptions, CudaWeight, Key, Precision, Product};
+use nodus_kernels::cuda::{Cache, Choice, CudaBuffer, CudaDevice, CudaOptions, CudaWeight, Key, Precision, Product};
 use nodus_kernels::exercise::{Sequences, Sizes, exercise, names};
-use nodus_kernels::{AttentionShape, DType, Device, DeviceError, HostTensor, Layout, Numbers, Use};
+use nodus_kernels::{
+    AttentionShape, DType, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraIn, LoraModule, LoraOut, LoraRows, LoraSite, Numbers,
+    SwigluGrads, Use,
+};
 
 use super::{PRECISIONS, open};
 
@@ -206,6 +209,68 @@ fn offsets_past_two_to_the_31() {
             let expected = x * x / (1.0 + (-x).exp()) + x;
             assert!((y - expected).abs() <= 0.02, "row {row}: {y} for {expected}");
         }
+    }
+}
+
+/// Which of them a device is asked for depends on what the adapters of a pass carry between them: a row must not see it.
+#[test]
+fn lora_and_swiglu_in_one_are_bit_for_bit_one_after_the_other() {
+    let (inputs, width, rank) = (96, 200, 8);
+    let positions: Vec<u32> = (0..200).collect();
+    for precision in PRECISIONS {
+        let Some(mut device) = open("lora_and_swiglu_in_one_are_bit_for_bit_one_after_the_other", precision) else { return };
+        let rows = Layout::new([(0, &positions[..150]), (1, &positions[..200])], device.row_align());
+        let filled = |device: &mut CudaDevice, usage, len: usize, key| {
+            let mut buffer = device.alloc(usage, len).unwrap();
+            device.fill_uniform(&mut buffer, key, 1.0).unwrap();
+            buffer
+        };
+        let params = filled(&mut device, Use::State, 2 * rank * (inputs + width), 1);
+        let site = |a, inputs, outputs| {
+            let module = LoraModule { a, b: a + rank * inputs, rank, inputs, outputs, scale: 1.7 };
+            Some(LoraSite { module, dropout: None })
+        };
+        let gate_up = vec![site(0, inputs, width), site(rank * (inputs + width), inputs, width)];
+        // The second sequence carries nothing.
+        let up_rows = [LoraRows { segments: 0..1, sites: gate_up, params: &params }];
+        let x = filled(&mut device, Use::Activation, rows.rows() * inputs, 2);
+        let [mut results, mut gradients] = [Vec::new(), Vec::new()];
+        for in_one in [true, false] {
+            let wide = |device: &mut CudaDevice, key| filled(device, Use::Activation, rows.rows() * width, key);
+            let [mut gate, mut up, mut out] = [3, 4, 5].map(|key| wide(&mut device, key));
+            let [mut s_gate, mut s_up] = [6, 7].map(|key| filled(&mut device, Use::State, rows.rows() * rank, key));
+            let mut modules =
+                [LoraOut { s: &mut s_gate, s_width: rank, y: &mut gate }, LoraOut { s: &mut s_up, s_width: rank, y: &mut up }];
+            if in_one {
+                device.lora_swiglu(&rows, &up_rows, &x, modules, &mut out).unwrap();
+            } else {
+                device.lora(&rows, &up_rows, &x, &mut modules).unwrap();
+                device.swiglu(&rows, &gate, &up, &mut out).unwrap();
+            }
+            let mut grads = filled(&mut device, Use::State, 2 * rank * (inputs + width), 8);
+            let dy = filled(&mut device, Use::Activation, rows.rows() * inputs, 9);
+            let s = filled(&mut device, Use::State, rows.rows() * rank, 10);
+            let [mut dx, mut dgate, mut dup] = [11, 12, 13].map(|key| wide(&mut device, key));
+            let down = LoraRows { segments: 0..1, sites: vec![site(0, width, inputs)], params: &params };
+            let mut groups = [LoraGrads { rows: down, grads: &mut grads, wants_dx: true }];
+            let read = [LoraIn { dy: &dy, s: &s, s_width: rank }];
+            if in_one {
+                let swiglu = SwigluGrads { rows: &rows, gate: &gate, up: &up, dgate: &mut dgate, dup: &mut dup };
+                device.lora_backward_swiglu(&rows, &mut groups, &out, &read, &mut dx, swiglu).unwrap();
+            } else {
+                device.lora_backward(&rows, &mut groups, &out, &read, Some(&mut dx)).unwrap();
+                device.swiglu_backward(&rows, &dx, &gate, &up, &mut dgate, &mut dup).unwrap();
+            }
+            let bits = |device: &mut CudaDevice, buffer: &CudaBuffer| {
+                let mut values = vec![0.0; device.len(buffer)];
+                device.download(buffer, 0, &mut values).unwrap();
+                values.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            results.push([&gate, &up, &out].map(|buffer| bits(&mut device, buffer)));
+            gradients.push([&dgate, &dup, &grads].map(|buffer| bits(&mut device, buffer)));
+        }
+        assert!(results[0] == results[1], "forward, {precision:?}");
+        assert!(gradients[0] == gradients[1], "backward, {precision:?}");
     }
 }
 

@@ -11,6 +11,8 @@ mod baseline;
 mod disk;
 mod guests;
 mod running;
+#[cfg(target_os = "linux")]
+mod service;
 mod uploads;
 
 use nodus_tests::{Host, golden, guest, token_lines};

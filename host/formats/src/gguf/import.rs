@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 
 use cap_std::fs::Dir;
+use nodus_kernels::DType;
 use nodus_protocol::{ModelConfig, Module};
 
 use super::dequantise::dequantise;
@@ -151,7 +152,7 @@ fn elements(shape: &[usize]) -> u64 {
 fn write_weights(out: &Dir, plan: &[Item<'_>], progress: &mut dyn FnMut(u64, u64)) -> Result<(), FormatError> {
     let failed = |source| FormatError::Write { file: WEIGHTS.into(), source };
     let total = plan.iter().map(|item| 4 * elements(&item.shape)).sum();
-    let tensors: Vec<_> = plan.iter().map(|item| (item.name.clone(), item.shape.clone())).collect();
+    let tensors: Vec<_> = plan.iter().map(|item| (item.name.clone(), DType::F32, item.shape.clone())).collect();
     let mut file = BufWriter::with_capacity(1 << 20, out.create(WEIGHTS).map_err(failed)?);
     file.write_all(&safetensors::header(WEIGHTS, &tensors)?).map_err(failed)?;
     let mut done = 0;

@@ -37,7 +37,7 @@ pub fn digest(files: &[AdapterFile]) -> Digest {
 }
 
 /// The path of a module in transformers, which PEFT's patterns are held against.
-fn path(layer: usize, module: Module) -> String {
+pub(crate) fn path(layer: usize, module: Module) -> String {
     format!("model.layers.{layer}.{}", module.path())
 }
 

@@ -7,6 +7,8 @@ mod gguf;
 #[cfg(test)]
 mod hf;
 #[cfg(test)]
+mod merge;
+#[cfg(test)]
 mod peft;
 #[cfg(test)]
 mod support;

@@ -19,7 +19,7 @@ use crate::key::{HostKey, KeyId};
 /// A host's ledger, open for writing.
 #[derive(Debug)]
 pub struct Ledger {
-    dir: Dir,
+    pub(super) dir: Dir,
     pub(super) key: HostKey,
     position: Position,
     pub(super) last_receipt: Option<Digest>,

@@ -88,3 +88,46 @@ fn what_is_no_receipt_is_not_sealed_and_leaves_nothing() {
     assert_eq!(dir.read(LEDGER).unwrap(), before);
     assert_eq!(ledger.last_receipt().unwrap(), Some(first.digest));
 }
+
+fn seal_once(ledger: &mut Ledger, job: &str, at: u64) -> nodus_receipts::SealedReceipt {
+    ledger.seal_once(at, job, "acme", |previous| serde_json::to_vec(&statement(previous))).unwrap()
+}
+
+#[test]
+fn a_job_that_ends_twice_has_one_receipt_until_it_is_settled() {
+    let dir = folder();
+    let mut ledger = Ledger::open(clone(&dir), key(1), 1).unwrap();
+    let first = seal_once(&mut ledger, "a", 7);
+    let other = seal_once(&mut ledger, "b", 8);
+    drop(ledger);
+    // The process died, and another one runs the job again.
+    let mut ledger = Ledger::open(clone(&dir), key(1), 1).unwrap();
+    assert_eq!(seal_once(&mut ledger, "a", 9), first);
+    let mut unsettled = ledger.unsettled().unwrap();
+    unsettled.sort();
+    assert_eq!(unsettled, ["a", "b"]);
+    ledger.settle("a").unwrap();
+    ledger.settle("a").unwrap();
+    assert_eq!(ledger.unsettled().unwrap(), ["b"]);
+    let entries: Vec<_> = Reader::new(clone(&dir)).entries().unwrap().map(|entry| entry.unwrap().at).collect();
+    assert_eq!(entries[1..], [first.entry, other.entry]);
+}
+
+#[test]
+fn an_envelope_that_the_ledger_does_not_name_is_signed_anew() {
+    let dir = folder();
+    let mut ledger = Ledger::open(clone(&dir), key(1), 1).unwrap();
+    let before = dir.read(LEDGER).unwrap();
+    let lost = seal_once(&mut ledger, "a", 7);
+    drop(ledger);
+    // As a crash between the two leaves it; another receipt came first.
+    dir.write(LEDGER, before).unwrap();
+    let mut ledger = Ledger::open(clone(&dir), key(1), 1).unwrap();
+    let other = seal_once(&mut ledger, "b", 7);
+    let again = seal_once(&mut ledger, "a", 7);
+    assert_ne!(again.digest, lost.digest);
+    assert_eq!(Envelope::parse(&again.envelope).unwrap().payload(), serde_json::to_vec(&statement(Some(other.digest))).unwrap());
+    assert_eq!(seal_once(&mut ledger, "a", 9), again);
+    let refused = ledger.seal_once(9, "../a", "acme", |_| Ok::<_, Infallible>(Vec::new())).unwrap_err();
+    assert!(refused.to_string().contains("letters, digits"), "{refused}");
+}

@@ -7,7 +7,7 @@ use std::io::Read as _;
 use anyhow::Context as _;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Json;
 use nodus_api::{Code, Component, ComponentList, Problem};
 use nodus_protocol::Digest;
@@ -17,7 +17,8 @@ use crate::serve::auth::Caller;
 use crate::serve::body::Text;
 use crate::serve::failure::Failure;
 use crate::serve::service::{App, Service};
-use crate::serve::{upload, words};
+use crate::serve::upload::{self, Part};
+use crate::serve::words;
 
 /// A component's one file.
 pub(in crate::serve) const FILE: &str = "component.wasm";
@@ -26,7 +27,7 @@ pub(in crate::serve) const FILE: &str = "component.wasm";
 ///
 /// The body is the component's bytes. It is checked and compiled before this answers; the same bytes again are what is there already.
 #[utoipa::path(
-    post, path = "/v1/components", tag = "components",
+    post, path = "/v1/components", tag = "components", params(("upload-digest" = Option<String>, Header, description = "The content's digest: the upload can then be gone on with where it breaks off"), ("upload-offset" = Option<u64>, Header, description = "How many bytes came before, as `/v1/uploads/DIGEST` says")),
     request_body(content = Vec<u8>, content_type = "application/wasm"),
     responses(
         (status = 201, body = Component, description = "It is new"),
@@ -34,9 +35,16 @@ pub(in crate::serve) const FILE: &str = "component.wasm";
         (status = "default", body = Problem, content_type = "application/problem+json", description = "An error"),
     )
 )]
-pub(super) async fn upload(State(app): State<App>, caller: Caller, body: Body) -> Result<(StatusCode, Json<Component>), Failure> {
+pub(super) async fn upload(
+    State(app): State<App>,
+    caller: Caller,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<(StatusCode, Json<Component>), Failure> {
     let of = caller.0.id;
-    let (item, is_new) = upload::upload(&app, body, app.upload.component_bytes, move |service, staged| keep(service, of, staged)).await?;
+    let (item, is_new) =
+        upload::upload(&app, of, (body, Part::of(&headers)?), app.upload.component_bytes, move |service, staged| keep(service, of, staged))
+            .await?;
     Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(words::component(item))))
 }
 

@@ -6,7 +6,7 @@ use std::io::BufReader;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Json;
 use nodus_api::{Code, DataSet, DataSetList, Problem};
 use nodus_formats::{FormatError, data};
@@ -18,7 +18,8 @@ use crate::serve::auth::Caller;
 use crate::serve::body::Text;
 use crate::serve::failure::Failure;
 use crate::serve::service::{App, Service};
-use crate::serve::{upload, words};
+use crate::serve::upload::{self, Part};
+use crate::serve::words;
 
 /// A data set's one file.
 const FILE: &str = "data.jsonl";
@@ -31,7 +32,7 @@ const BYTES_MAX: u64 = 16 << 30;
 /// under the same name again is what is there already; other content under a taken name is refused.
 #[utoipa::path(
     put, path = "/v1/data/{name}", tag = "data",
-    params(("name" = String, Path, description = "1 to 64 letters, digits, `-`, `_` and `.`")),
+    params(("name" = String, Path, description = "1 to 64 letters, digits, `-`, `_` and `.`"), ("upload-digest" = Option<String>, Header, description = "The content's digest: the upload can then be gone on with where it breaks off"), ("upload-offset" = Option<u64>, Header, description = "How many bytes came before, as `/v1/uploads/DIGEST` says")),
     request_body(content = String, content_type = "application/jsonl"),
     responses(
         (status = 201, body = DataSet, description = "It is new"),
@@ -43,12 +44,14 @@ pub(super) async fn put(
     State(app): State<App>,
     caller: Caller,
     Text(name): Text,
+    headers: HeaderMap,
     body: Body,
 ) -> Result<(StatusCode, Json<DataSet>), Failure> {
     let name: Name = name.parse().map_err(|error: crate::name::NameError| Failure::new(Code::BadParameter, error.to_string()))?;
     let (of, bound) = (caller.0.id, caller.0.quota.stored_bytes);
     let bytes_max = bound.map_or(BYTES_MAX, |bound| bound.min(BYTES_MAX));
-    let (item, is_new) = upload::upload(&app, body, bytes_max, move |service, staged| keep(service, of, &name, staged)).await?;
+    let (item, is_new) =
+        upload::upload(&app, of, (body, Part::of(&headers)?), bytes_max, move |service, staged| keep(service, of, &name, staged)).await?;
     Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(words::data_set(item))))
 }
 

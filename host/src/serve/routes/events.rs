@@ -10,6 +10,7 @@ use axum::http::HeaderMap;
 use axum::response::Sse;
 use axum::response::sse::{Event as Frame, KeepAlive};
 use nodus_api::{Code, Event, Problem};
+use nodus_protocol::Digest;
 use nodus_state::{CohortId, EventKind, JobId, Stream, TenantId};
 use serde::Deserialize;
 use tokio::sync::mpsc;
@@ -47,7 +48,7 @@ pub(super) struct EventQuery {
 /// Follow a job's events
 ///
 /// A server-sent event's name is the kind, its id the position, its data the event as JSON. A frame `end` says that the job ended and all was told.
-/// A reader that was cut off goes on with `Last-Event-ID`.
+/// A reader that was cut off goes on with `Last-Event-ID`. A stream ends, without that frame, once its token is revoked or its tenant disabled.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/events", tag = "results",
     params(("id" = String, Path, description = "The job's id"), ("Last-Event-ID" = Option<String>, Header, description = "Position of the last event that was read"), EventQuery),
@@ -65,7 +66,7 @@ pub(super) async fn of_job(
 ) -> Result<Frames, Failure> {
     let of = caller.0.id;
     let cohort = app.blocking(move |service| Ok(service.state.job(of, id)?.cohort)).await?;
-    follow(app, of, (cohort, Stream::Job(id)), &headers, query)
+    follow(app, (of, caller.1), (cohort, Stream::Job(id)), &headers, query)
 }
 
 /// Follow the events of all members of a sweep
@@ -88,10 +89,10 @@ pub(super) async fn of_cohort(
 ) -> Result<Frames, Failure> {
     let of = caller.0.id;
     app.blocking(move |service| Ok(service.state.has_ended(of, Stream::Cohort(id))?)).await?;
-    follow(app, of, (id, Stream::Cohort(id)), &headers, query)
+    follow(app, (of, caller.1), (id, Stream::Cohort(id)), &headers, query)
 }
 
-fn follow(app: App, of: TenantId, which: (CohortId, Stream), headers: &HeaderMap, query: EventQuery) -> Result<Frames, Failure> {
+fn follow(app: App, who: (TenantId, Digest), which: (CohortId, Stream), headers: &HeaderMap, query: EventQuery) -> Result<Frames, Failure> {
     let last = headers.get("last-event-id").map(|value| {
         let position = value.to_str().ok().and_then(|text| text.parse::<u64>().ok());
         position.ok_or_else(|| Failure::new(Code::BadParameter, "Last-Event-ID: expected the position of an event"))
@@ -99,7 +100,7 @@ fn follow(app: App, of: TenantId, which: (CohortId, Stream), headers: &HeaderMap
     let after = last.transpose()?.or(query.after).unwrap_or(0);
     let kinds = kinds(query.kinds.as_deref())?;
     let (frames, inbox) = mpsc::channel(FRAMES_MAX);
-    tokio::spawn(tell(app, of, which, (after, kinds), frames));
+    tokio::spawn(tell(app, who, which, (after, kinds), frames));
     Ok(Sse::new(ReceiverStream::new(inbox)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)))
 }
 
@@ -115,26 +116,30 @@ pub(super) fn kinds(text: Option<&str>) -> Result<Vec<EventKind>, Failure> {
     text.map_or(Ok(Vec::new()), |text| text.split(',').map(kind).collect())
 }
 
-/// Sends what there is, then what comes, until the jobs ended, the reader is gone or the service ends.
+/// Sends what there is, then what comes, until the jobs ended, the reader is gone, its token opens nothing any more or the service ends.
 async fn tell(
     app: App,
-    of: TenantId,
+    (of, token): (TenantId, Digest),
     (cohort, stream): (CohortId, Stream),
     (mut after, kinds): (u64, Vec<EventKind>),
     frames: mpsc::Sender<Result<Frame, Infallible>>,
 ) {
     let mut subscription = app.streams.subscribe(cohort);
-    let mut closing = app.closing.subscribe();
+    let (mut closing, mut bars) = (app.closing.subscribe(), app.bars.subscribe());
     loop {
         subscription.look();
+        bars.mark_unchanged();
         let kinds = kinds.clone();
         let read = app.blocking(move |service| {
+            if service.state.bearer_of(token)?.is_none() {
+                return Ok(None);
+            }
             // Whether it is over is asked first: what was told before the end is read after it.
             let is_over = service.state.has_ended(of, stream)?;
-            Ok((is_over, service.state.events(of, stream, after, &kinds, PAGE)?))
+            Ok(Some((is_over, service.state.events(of, stream, after, &kinds, PAGE)?)))
         });
         // What was deleted meanwhile has no more events.
-        let Ok((is_over, page)) = read.await else { return };
+        let Ok(Some((is_over, page))) = read.await else { return };
         let is_all = page.len() < PAGE;
         for event in page {
             after = event.position;
@@ -155,6 +160,8 @@ async fn tell(
         }
         tokio::select! {
             () = subscription.changed() => {}
+            // The sender lives as long as the service.
+            _ = bars.changed() => {}
             () = frames.closed() => return,
             _ = closing.wait_for(|closing| *closing) => return,
         }

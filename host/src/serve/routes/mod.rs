@@ -7,13 +7,18 @@ mod components;
 mod data;
 mod events;
 mod jobs;
+mod merged;
 mod metrics;
 mod models;
 mod page;
 mod service;
+mod uploads;
 
 use axum::Router;
-use axum::http::Uri;
+use axum::extract::Request;
+use axum::http::{Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
 use nodus_api::Code;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -32,6 +37,7 @@ pub(super) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(components::get, components::remove))
         .routes(routes!(data::put, data::get, data::remove))
         .routes(routes!(data::list))
+        .routes(routes!(uploads::get))
         .routes(routes!(models::list))
         .routes(routes!(jobs::submit, jobs::list))
         .routes(routes!(jobs::get, jobs::remove))
@@ -46,7 +52,9 @@ pub(super) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(artifacts::get))
         .routes(routes!(artifacts::archive))
         .routes(routes!(artifacts::receipt))
+        .routes(routes!(merged::merged))
         .routes(routes!(service::usage))
+        .routes(routes!(service::key))
         .routes(routes!(service::healthz))
         .routes(routes!(service::readyz))
         .routes(routes!(page::page))
@@ -59,9 +67,20 @@ pub(super) fn router(app: App) -> Router {
     Router::from(documented())
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
+        .layer(axum::middleware::from_fn(as_they_are))
         .layer(axum::middleware::from_fn(gauges::count))
         .layer(tower_http::catch_panic::CatchPanicLayer::custom(panicked))
         .with_state(app)
+}
+
+/// Takes no body that would have to be unpacked: its size would be whatever its sender likes.
+async fn as_they_are(request: Request, next: Next) -> Response {
+    let is_packed = request.headers().get_all(header::CONTENT_ENCODING).iter().any(|coding| coding != "identity");
+    if is_packed {
+        let failure = Failure::new(Code::WrongMediaType, "expected the bytes as they are, without a Content-Encoding");
+        return failure.into_response();
+    }
+    next.run(request).await
 }
 
 async fn unknown(uri: Uri) -> Failure {
@@ -74,10 +93,10 @@ async fn wrong_method() -> Failure {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
-fn panicked(panic: Box<dyn std::any::Any + Send>) -> axum::response::Response {
+fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
     let what = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     let failure = Failure::ours(anyhow::anyhow!("a request's handler panicked: {}", what.unwrap_or("no message")));
-    axum::response::IntoResponse::into_response(failure)
+    failure.into_response()
 }
 
 #[cfg(test)]

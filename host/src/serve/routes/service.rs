@@ -5,11 +5,12 @@
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Json as Answer, Response};
-use nodus_api::{Code, Problem, TenantUsage};
+use nodus_api::{Code, Problem, SigningKey, TenantUsage};
 
+use crate::books;
 use crate::serve::auth::{Caller, Operator};
 use crate::serve::failure::Failure;
-use crate::serve::service::App;
+use crate::serve::service::{App, Service};
 use crate::serve::{document, gauges, words};
 
 /// Your usage and quota
@@ -25,6 +26,23 @@ pub(super) async fn usage(State(app): State<App>, caller: Caller) -> Result<Answ
     let of = tenant.id;
     let usage = app.blocking(move |service| Ok(service.state.usage(of)?)).await?;
     Ok(Answer(TenantUsage { tenant: tenant.name, usage: words::usage(usage), quota: words::quota(tenant.quota) }))
+}
+
+/// The key that receipts are signed with
+///
+/// Whoever checks a receipt should have it from the operator: a service that forged receipts would show another one here.
+#[utoipa::path(
+    get, path = "/v1/key", tag = "service", security(()),
+    responses(
+        (status = 200, body = SigningKey),
+        (status = "default", body = Problem, content_type = "application/problem+json", description = "An error"),
+    )
+)]
+pub(super) async fn key(State(app): State<App>) -> Result<Answer<SigningKey>, Failure> {
+    let read = |service: &Service| books::public_key(&service.store.dir().map_err(Failure::ours)?).map_err(Failure::ours);
+    let key = app.blocking(read).await?.ok_or_else(|| Failure::not_found("key"))?;
+    let pem = key.to_pem().map_err(|error| Failure::ours(error.into()))?;
+    Ok(Answer(SigningKey { keyid: key.id().to_string(), pem }))
 }
 
 /// Whether the process lives

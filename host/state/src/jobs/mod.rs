@@ -9,11 +9,13 @@
 //!   └──cancel──> cancelled
 //! ```
 
+mod ended;
 mod owner;
 mod queue;
 mod submit;
 mod transition;
 
+pub use ended::Ended;
 pub use owner::{Cancelled, Filter, Job};
 pub use queue::{Queued, Running, Work};
 pub use submit::{Key, Submitted};

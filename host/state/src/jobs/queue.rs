@@ -172,6 +172,17 @@ impl State {
         })
     }
 
+    /// Whether a job is there and has not ended.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn is_open(&self, job: JobId) -> Result<bool> {
+        self.database.read(|view| {
+            let found = view.prepare_cached("SELECT ended_ms IS NULL FROM jobs WHERE id = ?")?.query_row([job], |row| row.get(0));
+            Ok(found.optional()?.unwrap_or(false))
+        })
+    }
+
     /// What a job's owner asks for, now.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ mod apart;
 mod disk;
 mod events;
 mod machine;
+mod partial;
 mod replay;
 mod submit;
 mod support;

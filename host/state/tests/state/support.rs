@@ -27,6 +27,14 @@ pub(crate) fn fixture() -> Fixture {
 }
 
 impl Fixture {
+    /// The same folder, as the service finds it when it is started again.
+    pub(crate) fn reopened(self) -> Self {
+        let Self { folder, state } = self;
+        drop(state);
+        let state = open(&folder, Access::Whole).unwrap();
+        Self { folder, state }
+    }
+
     pub(crate) fn tenant(&self, name: &str) -> TenantId {
         self.state.add_tenant(name, Quota::DEFAULT).unwrap().id
     }

@@ -30,6 +30,26 @@ fn a_token_is_its_tenants_until_it_is_revoked_or_the_tenant_disabled() {
 }
 
 #[test]
+fn whatever_shuts_a_bearer_out_is_seen() {
+    let f = fixture();
+    let (a, b) = (f.tenant("a"), f.tenant("b"));
+    f.state.add_token(Some(a)).unwrap();
+    let mut before = f.state.bars().unwrap();
+    f.state.add_token(Some(b)).unwrap();
+    assert_eq!(f.state.bars().unwrap(), before, "a new token shuts nobody out");
+    let mut is_seen = |change: &dyn Fn()| {
+        change();
+        std::mem::replace(&mut before, f.state.bars().unwrap()) != before
+    };
+    assert!(is_seen(&|| drop(f.state.rotate_tokens(Some(a)).unwrap())));
+    assert!(is_seen(&|| f.state.set_disabled(a, true).unwrap()));
+    assert!(is_seen(&|| {
+        f.state.set_disabled(a, false).unwrap();
+        f.state.set_disabled(b, true).unwrap();
+    }));
+}
+
+#[test]
 fn no_file_holds_a_token() {
     let f = fixture();
     let a = f.tenant("a");

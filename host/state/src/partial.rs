@@ -1,0 +1,123 @@
+//! Uploads that go on where they broke off: what came so far of a content, under its owner and the digest that it is to have.
+//!
+//! Never takes one for its content before the digest is right, shows none to another tenant, and forgets them after a day.
+
+use std::io::{self, Read as _};
+use std::sync::PoisonError;
+use std::time::{Duration, SystemTime};
+
+use cap_std::fs::OpenOptions;
+use nodus_protocol::Digest;
+use sha2::{Digest as _, Sha256};
+
+use crate::blobs::{Blobs, Staged};
+use crate::error::{Result, StateError};
+use crate::ids::TenantId;
+use crate::state::State;
+
+/// The folder of what came so far.
+pub(crate) const FOLDER: &str = "partial";
+/// Unfinished uploads of one tenant.
+const OF_ONE_MAX: usize = 8;
+/// How long one is kept.
+const KEPT: Duration = Duration::from_secs(24 * 3600);
+
+fn prefix(of: TenantId) -> String {
+    format!("{}-", of.number())
+}
+
+fn place(of: TenantId, digest: Digest) -> String {
+    format!("{FOLDER}/{}{}", prefix(of), digest.hex())
+}
+
+impl State {
+    /// How many bytes there are of an upload that broke off; 0 where there is none.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn uploaded(&self, of: TenantId, digest: Digest) -> Result<u64> {
+        match self.blobs.dir.metadata(place(of, digest)) {
+            Ok(about) => Ok(about.len()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+            Err(error) => Err(StateError::file("looking for an upload that broke off")(error)),
+        }
+    }
+
+    /// Begins an upload of a content of this digest, or goes on with it: `offset` bytes are there. What is dropped before
+    /// [`Staged::finish`] stays, to be gone on with.
+    ///
+    /// # Errors
+    /// Another number of bytes is there, it is being uploaded now, or too many others are unfinished.
+    pub fn resume(&self, of: TenantId, digest: Digest, offset: u64, bytes_max: u64) -> Result<Staged<'_>> {
+        let name = place(of, digest);
+        let there = self.uploaded(of, digest)?;
+        if there != offset {
+            return Err(StateError::Upload(format!("{there} bytes of it are there, expected to go on at {there} and not at {offset}")));
+        }
+        if offset == 0 && self.blobs.unfinished(of)? >= OF_ONE_MAX {
+            return Err(StateError::Upload(format!(
+                "{OF_ONE_MAX} uploads of yours are unfinished, expected one of them to be finished first"
+            )));
+        }
+        self.blobs.resume(name, digest, bytes_max)
+    }
+
+    /// Forgets uploads that nobody went on with for a day; how many.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn forget_uploads(&self) -> Result<usize> {
+        let forget = || -> io::Result<usize> {
+            let mut count = 0;
+            for entry in self.blobs.dir.read_dir(FOLDER)? {
+                let entry = entry?;
+                let age = SystemTime::now().duration_since(entry.metadata()?.modified()?.into_std()).unwrap_or_default();
+                let name = format!("{FOLDER}/{}", entry.file_name().to_string_lossy());
+                if age > KEPT && !self.blobs.busy.lock().unwrap_or_else(PoisonError::into_inner).contains(&name) {
+                    self.blobs.dir.remove_file(name)?;
+                    count += 1;
+                }
+            }
+            Ok(count)
+        };
+        forget().map_err(StateError::file("forgetting uploads that broke off"))
+    }
+}
+
+impl Blobs {
+    fn unfinished(&self, of: TenantId) -> Result<usize> {
+        let prefix = prefix(of);
+        let names =
+            self.dir.read_dir(FOLDER).and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>());
+        let names = names.map_err(StateError::file("listing uploads that broke off"))?;
+        Ok(names.iter().filter(|name| name.to_string_lossy().starts_with(&prefix)).count())
+    }
+
+    fn resume(&self, name: String, expected: Digest, bytes_max: u64) -> Result<Staged<'_>> {
+        if !self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone()) {
+            return Err(StateError::Upload("it is being uploaded, expected one upload of a content at a time".to_owned()));
+        }
+        let open = || -> io::Result<(cap_std::fs::File, Sha256, u64)> {
+            let mut file = self.dir.open_with(&name, OpenOptions::new().read(true).append(true).create(true))?;
+            let (mut hash, mut bytes, mut buffer) = (Sha256::new(), 0, vec![0; 1 << 16]);
+            loop {
+                match file.read(&mut buffer)? {
+                    0 => return Ok((file, hash, bytes)),
+                    count => {
+                        hash.update(buffer.get(..count).unwrap_or_default());
+                        bytes += count as u64;
+                    }
+                }
+            }
+        };
+        match open() {
+            Ok((file, hash, bytes)) => {
+                Ok(Staged { blobs: self, name, file, hash, bytes, bytes_max, expected: Some(expected), stays: true })
+            }
+            Err(error) => {
+                self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
+                Err(StateError::file("opening an upload that broke off")(error))
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! An upload that broke off goes on, for its owner alone, and is its content only where the digest is right.
+
+use std::io::Write as _;
+
+use nodus_protocol::Digest;
+use nodus_state::StateError;
+
+use crate::support::fixture;
+
+#[test]
+fn an_upload_goes_on_where_it_broke_off() {
+    let f = fixture();
+    let (a, b) = (f.tenant("a"), f.tenant("b"));
+    let digest = Digest::of(b"first second");
+    let mut staged = f.state.resume(a, digest, 0, 100).unwrap();
+    staged.write_all(b"first ").unwrap();
+    let busy = f.state.resume(a, digest, 6, 100).map(drop).unwrap_err();
+    assert!(matches!(&busy, StateError::Upload(why) if why.contains("being uploaded")), "{busy}");
+    drop(staged);
+    assert_eq!((f.state.uploaded(a, digest).unwrap(), f.state.uploaded(b, digest).unwrap()), (6, 0));
+    let wrong = f.state.resume(a, digest, 3, 100).map(drop).unwrap_err();
+    assert!(matches!(&wrong, StateError::Upload(why) if why.contains("go on at 6")), "{wrong}");
+    // A restart leaves it.
+    let f = f.reopened();
+    let mut staged = f.state.resume(a, digest, 6, 100).unwrap();
+    staged.write_all(b"second").unwrap();
+    staged.finish().unwrap();
+    assert_eq!(staged.bytes(), 12);
+    let kept = staged.keep().unwrap();
+    assert_eq!((kept.digest(), f.state.uploaded(a, digest).unwrap()), (digest, 0));
+}
+
+#[test]
+fn another_content_than_was_said_is_forgotten_and_a_bound_holds_across_pieces() {
+    let f = fixture();
+    let a = f.tenant("a");
+    let digest = Digest::of(b"what was said");
+    let mut staged = f.state.resume(a, digest, 0, 100).unwrap();
+    staged.write_all(b"something else").unwrap();
+    assert!(matches!(staged.finish(), Err(StateError::Upload(why)) if why.contains("digest")));
+    drop(staged);
+    assert_eq!(f.state.uploaded(a, digest).unwrap(), 0);
+    let mut staged = f.state.resume(a, digest, 0, 8).unwrap();
+    staged.write_all(b"what was").unwrap();
+    drop(staged);
+    let mut staged = f.state.resume(a, digest, 8, 8).unwrap();
+    assert_eq!(staged.write_all(b" ").unwrap_err().kind(), std::io::ErrorKind::FileTooLarge);
+    drop(staged);
+    for number in 0..7_u8 {
+        f.state.resume(a, Digest::of(&[number]), 0, 8).unwrap().write_all(b"x").unwrap();
+    }
+    assert!(matches!(f.state.resume(a, Digest::of(b"one more"), 0, 8), Err(StateError::Upload(why)) if why.contains("unfinished")));
+    assert_eq!(f.state.forget_uploads().unwrap(), 0, "none is a day old");
+}
