@@ -12,7 +12,10 @@ async fn engine(mut inbox: Inbox) {
         if let Command::CreateAdapter { slot, trunk, cohort, .. } | Command::LoadAdapter { slot, trunk, cohort, .. } = &request.command {
             assert!(slot.job == JobSlot(3) && *trunk == TrunkSlot(1) && *cohort == Some(5), "{:?}", request.command);
         }
-        let is_hosts = matches!(request.command, Command::Reserve { .. } | Command::Prioritise { .. } | Command::Snapshot { .. } | Command::Restore { .. });
+        let is_hosts = matches!(
+            request.command,
+            Command::Reserve { .. } | Command::Prioritise { .. } | Command::Snapshot { .. } | Command::Restore { .. }
+        );
         assert!(!is_hosts, "a client asked what only the host may");
         request.answer(Err(EngineError::new(ErrorKind::NonFinite, "no")));
     }
