@@ -10,6 +10,7 @@ use anyhow::{Context as _, ensure};
 use cap_std::fs::{Dir, File, OpenOptions};
 use nodus_protocol::{Digest, JobState};
 
+use super::call;
 use super::keeper::Keeper;
 use super::record::{Entry, read};
 use super::snapshot;
@@ -78,13 +79,13 @@ impl Book {
 impl Book {
     /// Whether nothing was recorded.
     pub(super) fn is_new(&self) -> bool {
-        self.past.is_over()
+        self.past.entries.is_empty()
     }
 }
 
 impl Past {
-    /// Whether all is used up.
+    /// Whether all is used up but for adapters that were dropped: a job does not wait for that, and its end may come before or after.
     pub(super) fn is_over(&self) -> bool {
-        self.entries.is_empty()
+        self.entries.values().all(|entry| call::is_drop(entry.asked))
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! Knows none of the numbers by which an engine happens to know job, trunk and cohort: they are others in every attempt.
 
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
 use nodus_protocol::frame::{FrameError, encode};
 use nodus_protocol::{Command, Digest};
 use serde::Serialize;
@@ -27,6 +30,15 @@ pub(super) fn fingerprint(command: &Command) -> Result<Option<Digest>, FrameErro
         | Command::DropJob { .. } => return Ok(None),
     };
     of.map(Some)
+}
+
+/// Adapters of a job, by the default of its limit `adapters-made`; more are as any other call.
+const DROPS: u32 = 4096;
+
+/// Whether what was asked is that an adapter be dropped.
+pub(super) fn is_drop(asked: Digest) -> bool {
+    static ALL: LazyLock<BTreeSet<Digest>> = LazyLock::new(|| (0..DROPS).filter_map(|index| digest(&("drop", index)).ok()).collect());
+    ALL.contains(&asked)
 }
 
 fn digest(call: &impl Serialize) -> Result<Digest, FrameError> {

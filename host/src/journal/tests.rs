@@ -49,6 +49,7 @@ fn engine(flaw: Flaw) -> (Client, Arc<Mutex<Vec<String>>>) {
         while let Some(request) = inbox.blocking_recv() {
             let (what, reply) = match &request.command {
                 Command::CreateAdapter { .. } => ("create", Ok(Reply::Done)),
+                Command::DropAdapter { .. } => ("drop", Ok(Reply::Done)),
                 Command::OptimStep { .. } => {
                     steps += 1;
                     let sums = LossSums { loss_sum: 1.0 / steps as f64, weight_sum: 1.0, labelled: 1, sequences: 1 };
@@ -154,6 +155,22 @@ async fn a_job_cut_off_anywhere_goes_on_to_the_same_answers() {
         asked.extend(vec!["restore"; usize::from(cut >= 2)]);
         asked.extend(vec!["step"; (CALLS - (cut / 2).max(1)) as usize]);
         assert_eq!(*seen.lock().unwrap(), asked, "cut off after {cut} calls");
+        scribe.end().await;
+    }
+}
+
+/// Nobody waits for a drop: the end of a job may come before it the second time, and not the first.
+#[tokio::test]
+async fn an_adapter_dropped_at_a_jobs_end_need_not_be_dropped_again() {
+    let dir = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+    for (attempt, is_dropped) in [true, false].into_iter().enumerate() {
+        let (engine, _) = engine(Flaw::None);
+        let scribe = begin(&dir, &engine, NEVER);
+        calls(&scribe, 0..3).await;
+        assert!(scribe.is_caught_up(), "attempt {attempt}");
+        if is_dropped {
+            scribe.client().call(Command::DropAdapter { slot: SLOT }).await.unwrap();
+        }
         scribe.end().await;
     }
 }
