@@ -3,16 +3,26 @@
 //! Never rounds and never leaves anything out: who goes on from a snapshot goes on with the same bits.
 
 use nodus_kernels::{Device, DeviceError};
-use nodus_protocol::{AdapterSlot, AdapterState, EngineError, JobSlot, JobState, ModelConfig, TrunkSlot};
+use nodus_protocol::{AdapterSlot, AdapterState, EngineError, ErrorKind, JobSlot, JobState, ModelConfig, TrunkSlot};
 
 use crate::adapter::Adapter;
 use crate::engine::Engine;
 use crate::error::to_job;
 
+/// The most that a job's state may have: it travels in one frame of a process's socket, which has less than 4 GiB.
+const STATE_BYTES_MAX: u64 = 3 << 30;
+/// Of each weight: itself, two moments and what is accumulated.
+const WEIGHT_BYTES: u64 = 16;
+
 impl<D: Device> Engine<D> {
-    /// All that is held of a job.
+    /// All that is held of a job. `QuotaExceeded` where that is more than a frame holds; nothing is read then.
     pub(crate) fn snapshot(&mut self, job: JobSlot) -> Result<JobState, EngineError> {
         let own = self.adapters.iter().filter(|(slot, _)| slot.job == job);
+        let bytes = own.clone().map(|(_, adapter)| adapter.sites.len() as u64 * WEIGHT_BYTES).sum::<u64>();
+        if bytes > STATE_BYTES_MAX {
+            let text = format!("the job's adapters and moments have {bytes} bytes, expected at most {STATE_BYTES_MAX} to be kept");
+            return Err(EngineError::new(ErrorKind::QuotaExceeded, text));
+        }
         let adapters = own.map(|(_, adapter)| adapter.state(&mut self.device)).collect::<Result<_, _>>();
         Ok(JobState { adapters: adapters.map_err(|error| to_job(&error))? })
     }

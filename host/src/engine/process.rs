@@ -205,7 +205,9 @@ impl Process {
 
     /// Ends it for a reason, which is how it ended, and waits until it is gone. Its device is lost: nothing of it is at work there.
     pub(crate) async fn condemn(&self, reason: String) {
-        self.fate.seal_at_once(Some(reason));
+        let fate = self.fate.clone();
+        // It waits where somebody waits for the process already.
+        drop(tokio::task::spawn_blocking(move || fate.seal_at_once(Some(reason))).await);
         self.ended().await;
     }
 }

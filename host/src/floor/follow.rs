@@ -8,6 +8,7 @@ use std::time::Duration;
 use metrics::{counter, describe_counter};
 use nodus_sandbox::services::Trunk;
 use nodus_sandbox::{Failure, JobEnd, Outcome, StopFlag, Usage};
+use nodus_schedule::Lane;
 use nodus_state::{Claim, Work};
 use tokio::sync::watch;
 
@@ -105,11 +106,16 @@ impl At<'_> {
 
     /// Resolves when a job that was suspected has shown, alone, that it does no harm; it goes back among the others.
     async fn trial_over(&self) {
-        if !self.run.is_tried {
+        if self.run.numbers.lane != Lane::Solo {
             return std::future::pending().await;
         }
         self.scribe.caught_up().await;
         tokio::time::sleep(TRIAL_SNAPSHOTS * self.shared.options.snapshot_every).await;
+        if !self.run.is_tried {
+            // Alone by its owner's wish: what it was suspected of is forgotten, and it stays where it is.
+            self.shared.board().suspects.clear(self.claim.job);
+            return std::future::pending().await;
+        }
         tracing::info!(job = %self.claim.job, "a suspected job did no harm alone");
         self.shared.board().suspects.clear(self.claim.job);
         self.run.pause();

@@ -102,6 +102,12 @@ fn settle_blocking(shared: &Shared, claim: Claim, attempted: anyhow::Result<Atte
                     if is_guilty {
                         return quarantine(shared, claim, how, device_ms);
                     }
+                    if !was_at_work {
+                        // The death was others' doing: it does not count against the job.
+                        tracing::error!(job = %claim.job, attempt = claim.attempt, "a job is to be run again: an engine process {how}");
+                        charge(shared, claim, device_ms)?;
+                        return requeue(shared, claim, (INTERNAL, "a fault of the host"));
+                    }
                     again(shared, claim, &format!("an engine process {how}"), Outcome::Broken, device_ms)
                 }
                 Ending::HostFault(why) => again(shared, claim, why, Outcome::Broken, device_ms),

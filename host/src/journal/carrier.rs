@@ -257,7 +257,11 @@ impl Carrier {
             match self.terms.engine.call(Command::Snapshot { job: self.terms.job }).await {
                 Ok(Reply::State(state)) => self.keep(state, is_last).await,
                 Ok(_) => self.fail(Fault::Host("a snapshot was answered by something else".to_owned()), None),
-                Err(error) => self.fail(Fault::Lost(error.message), None),
+                Err(error) if error.kind == ErrorKind::DeviceLost => self.fail(Fault::Lost(error.message), None),
+                Err(error) => {
+                    tracing::warn!(%error, "a job is not kept as it is: what it does is done again where it is interrupted");
+                    self.due = Instant::now() + self.terms.every;
+                }
             }
         }
         self.is_closed |= is_last;

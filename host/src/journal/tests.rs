@@ -37,6 +37,8 @@ enum Flaw {
     Off,
     /// It has lost its device after so many steps.
     LostAfter(u64),
+    /// What it holds is more than it can hand out.
+    TooMuch,
 }
 
 /// An engine whose steps say how many were taken before them; what it was asked.
@@ -58,6 +60,9 @@ fn engine(flaw: Flaw) -> (Client, Arc<Mutex<Vec<String>>>) {
                         Flaw::LostAfter(after) if steps > after => ("step", Err(EngineError::new(ErrorKind::DeviceLost, "gone wrong"))),
                         _ => ("step", Ok(Reply::Step(StepReport { step: steps, sums, loss: sums.mean(), grad_norm }))),
                     }
+                }
+                Command::Snapshot { .. } if flaw == Flaw::TooMuch => {
+                    ("snapshot", Err(EngineError::new(ErrorKind::QuotaExceeded, "too much")))
                 }
                 Command::Snapshot { .. } => ("snapshot", Ok(Reply::State(Box::new(state(steps))))),
                 Command::Restore { state, .. } => {
@@ -271,6 +276,23 @@ async fn that_the_device_was_lost_is_no_answer() {
     let scribe = begin(&dir, &second, NEVER);
     assert!(calls(&scribe, 0..CALLS).await.iter().all(|answer| answer.starts_with("Ok")));
     assert_eq!(scribe.tally().repeated, 3);
+    scribe.end().await;
+}
+
+#[tokio::test]
+async fn a_job_that_cannot_be_kept_goes_on_and_is_done_again_from_its_start() {
+    let dir = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+    let (first, seen) = engine(Flaw::TooMuch);
+    let scribe = begin(&dir, &first, NEVER);
+    calls(&scribe, 0..4).await;
+    scribe.checkpoint().await;
+    assert!(scribe.fault().is_none() && count(&seen, "snapshot") == 1);
+    let expected = calls(&scribe, 4..CALLS).await;
+    scribe.end().await;
+    let (second, _) = engine(Flaw::None);
+    let scribe = begin(&dir, &second, NEVER);
+    assert_eq!(calls(&scribe, 0..CALLS).await[4..], expected);
+    assert_eq!((scribe.tally().answered, scribe.tally().repeated), (0, CALLS));
     scribe.end().await;
 }
 
