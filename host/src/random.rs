@@ -99,7 +99,7 @@ impl Recipe {
 
 impl Shape {
     /// As its `config.json` has it.
-    fn config(self) -> ModelConfig {
+    pub(crate) fn config(self) -> ModelConfig {
         let llama = ModelConfig {
             architecture: Architecture::Llama,
             hidden_size: 4096,

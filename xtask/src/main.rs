@@ -40,7 +40,7 @@ enum Command {
     },
     /// Build the ready-made components to tenants/target/wasm32-wasip2/release, naming no folder of this machine
     Guests,
-    /// Train a LoRA adapter on a real model, end to end, on a fresh machine
+    /// Two tenants of a service train LoRA adapters on a real model, end to end, on a fresh machine
     Demo {
         /// A Hugging Face folder or .gguf file in place of SmolLM2-135M-Instruct
         #[arg(long, value_name = "PATH")]

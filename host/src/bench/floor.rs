@@ -79,25 +79,7 @@ impl OneStep {
 /// TinyLlama's shape.
 #[cfg(test)]
 pub(super) fn shape() -> ModelConfig {
-    ModelConfig {
-        architecture: nodus_protocol::Architecture::Llama,
-        hidden_size: 2048,
-        intermediate_size: 5632,
-        num_hidden_layers: 22,
-        num_attention_heads: 32,
-        num_key_value_heads: 4,
-        head_dim: 64,
-        vocab_size: 32000,
-        max_position_embeddings: 2048,
-        rms_norm_eps: 1e-5,
-        rope_theta: 1e4,
-        rope_scaling: None,
-        sliding_window: None,
-        qkv_bias: false,
-        tie_word_embeddings: false,
-        eos_token_id: None,
-        bos_token_id: None,
-    }
+    crate::random::Shape::Llama1_1b.config()
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ fn section((number, measured): (usize, &Measurement)) -> String {
         table(measured),
         bars(measured),
         activity(measured),
-        foreground(measured),
+        overview::foreground(std::slice::from_ref(measured)),
         proof(measured),
         losses(measured),
         legend(measured),
@@ -151,29 +151,6 @@ fn activity(measured: &Measurement) -> String {
         "<h3>SM activity over time</h3>{curves}<p class=\"small\">NVML's GPM figure, a sample each {} ms, over at most {longest:.1} s.</p>",
         SAMPLE.as_millis()
     )
-}
-
-/// How a job of high priority fares beside the jobs of each arm.
-fn foreground(measured: &Measurement) -> String {
-    let line = |row: &Row| {
-        let found = row.foreground?;
-        let (alone, beside) = (found.alone_ms, found.beside_ms);
-        Some(format!(
-            "<tr><td>{}<td>{:.2}<td>{:.2}<td>{:.2}<td>{:.2}<td>{:.2}</tr>",
-            row.arm.name(),
-            alone.p50,
-            alone.p95,
-            beside.p50,
-            beside.p95,
-            found.slowdown()
-        ))
-    };
-    let lines: String = measured.rows.iter().filter_map(line).collect();
-    if lines.is_empty() {
-        return lines;
-    }
-    let head = "<tr><th>arm<th>step alone, p50 ms<th>p95<th>step beside, p50 ms<th>p95<th>times as long</tr>";
-    format!("<h3>A job in the foreground</h3><table><thead>{head}</thead><tbody>{lines}</tbody></table>")
 }
 
 /// How many losses, norms and adapters were held against the dedicated arm's, and how many differ.

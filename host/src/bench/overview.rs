@@ -26,7 +26,7 @@ pub(super) fn tables(report: &Report) -> String {
             ABLATION,
             all.iter().filter(|measured| measured.setting.variant != Variant::Base).flat_map(|off| ablation(all, off)),
         ),
-        table("A foreground job beside each arm", FOREGROUND, all.iter().flat_map(foreground)),
+        foreground(all),
         table("6. Against PyTorch and PEFT", PEER, all.iter().flat_map(peers)),
     ]
     .concat()
@@ -142,7 +142,12 @@ fn ablation<'a>(all: &'a [Measurement], off: &'a Measurement) -> impl Iterator<I
 
 const FOREGROUND: &[&str] = &["work", "arm", "step alone, p50 ms", "p95", "step beside, p50 ms", "p95", "times as long"];
 
-fn foreground(measured: &Measurement) -> impl Iterator<Item = Vec<String>> {
+/// How a job of high priority fares beside the jobs of each arm.
+pub(super) fn foreground(all: &[Measurement]) -> String {
+    table("A foreground job beside each arm", FOREGROUND, all.iter().flat_map(beside))
+}
+
+fn beside(measured: &Measurement) -> impl Iterator<Item = Vec<String>> {
     measured.rows.iter().filter_map(|row| {
         let found = row.foreground?;
         let (alone, beside) = (found.alone_ms, found.beside_ms);
