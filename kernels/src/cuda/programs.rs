@@ -122,6 +122,12 @@ fn precision_define(precision: Precision) -> String {
     format!("NODUS_BF16={}", u8::from(precision == Precision::Bf16))
 }
 
+/// What an architecture has of the programs that are compiled once for a precision.
+fn programs(architecture: &str, precision: Precision) -> Vec<&'static Program> {
+    let clustered = precision == Precision::Bf16 && has_clusters(architecture);
+    PROGRAMS.iter().chain(clustered.then_some(&CLUSTERED)).collect()
+}
+
 /// Every program.
 fn all() -> impl Iterator<Item = &'static Program> {
     PROGRAMS.iter().chain([&CLUSTERED]).chain(&ATTENTION)
@@ -158,19 +164,17 @@ impl Kernels {
     pub(crate) fn new(gpu: &Arc<Gpu>, compiler: Compiler, precision: Precision) -> Result<Self, DeviceError> {
         let mut kernels =
             Self { gpu: Arc::clone(gpu), compiler, precision, by_name: HashMap::new(), attention: HashMap::new(), modules: Vec::new() };
-        for program in &PROGRAMS {
-            let loaded = kernels.load(program, &[precision_define(precision)], 0)?;
-            kernels.by_name.extend(loaded);
-        }
-        if precision == Precision::Bf16 && has_clusters(&kernels.compiler.architecture) {
-            let loaded = kernels.load(&CLUSTERED, &[precision_define(precision)], 0)?;
+        let programs = programs(&kernels.compiler.architecture, precision);
+        let cubins = kernels.compiler.cubins(&programs, &[precision_define(precision)])?;
+        for (program, cubin) in programs.into_iter().zip(cubins) {
+            let loaded = kernels.load(program, &cubin, 0)?;
             kernels.by_name.extend(loaded);
         }
         Ok(kernels)
     }
 
-    fn load(&mut self, program: &Program, defines: &[String], shared: u32) -> Result<Vec<(&'static str, Kernel)>, DeviceError> {
-        let module = Module::load(&self.gpu, &self.compiler.cubin(program, defines)?)?;
+    fn load(&mut self, program: &Program, cubin: &[u8], shared: u32) -> Result<Vec<(&'static str, Kernel)>, DeviceError> {
+        let module = Module::load(&self.gpu, cubin)?;
         let kernels = program.kernels.iter().map(|name| Ok((*name, module.kernel(name, shared)?))).collect::<Result<_, DeviceError>>()?;
         self.modules.push(module);
         Ok(kernels)
@@ -201,10 +205,12 @@ impl Kernels {
         if !self.attention.contains_key(&head_dim) {
             let mut defines = vec![precision_define(self.precision)];
             defines.extend(tiling.defines(head_dim));
-            let [forward, backward] = &ATTENTION;
-            let mut loaded: HashMap<_, _> = self.load(forward, &defines, tiling.forward_bytes)?.into_iter().collect();
-            loaded.extend(self.load(backward, &defines, tiling.backward_bytes)?);
-            self.attention.insert(head_dim, loaded);
+            let cubins = self.compiler.cubins(&ATTENTION.each_ref(), &defines)?;
+            let mut kernels = HashMap::new();
+            for ((program, cubin), shared) in ATTENTION.iter().zip(&cubins).zip([tiling.forward_bytes, tiling.backward_bytes]) {
+                kernels.extend(self.load(program, cubin, shared)?);
+            }
+            self.attention.insert(head_dim, kernels);
         }
         Ok(tiling)
     }
@@ -231,17 +237,17 @@ pub fn compile_everything(
     let compiler = Compiler::new(architecture.to_owned(), cache)?;
     let mut compiled = Vec::new();
     for precision in [Precision::F32, Precision::Bf16] {
-        let define = precision_define(precision);
-        let clustered = precision == Precision::Bf16 && has_clusters(architecture);
-        for program in PROGRAMS.iter().chain(clustered.then_some(&CLUSTERED)) {
-            compiled.push((format!("{} {define}", program.name), compiler.cubin(program, std::slice::from_ref(&define))?.len()));
-        }
+        let mut add = |programs: &[&Program], defines: &[String]| {
+            let cubins = compiler.cubins(programs, defines)?;
+            let names = programs.iter().map(|program| format!("{} {}", program.name, defines.join(" ")));
+            compiled.extend(names.zip(cubins.iter().map(Vec::len)));
+            Ok::<(), DeviceError>(())
+        };
+        add(&programs(architecture, precision), &[precision_define(precision)])?;
         for head_dim in [80, 256] {
-            let mut defines = vec![define.clone()];
+            let mut defines = vec![precision_define(precision)];
             defines.extend(Tiling::new(head_dim, precision).defines(head_dim));
-            for program in &ATTENTION {
-                compiled.push((format!("{} {}", program.name, defines.join(" ")), compiler.cubin(program, &defines)?.len()));
-            }
+            add(&ATTENTION.each_ref(), &defines)?;
         }
     }
     Ok(compiled)
