@@ -65,6 +65,8 @@ pub struct CudaDevice {
     pub(super) verdict: Option<GateReport>,
     /// Whether products run as the library likes, which depends on the number of rows.
     pub(super) unpinned: bool,
+    /// Whether the memory of passes is poisoned before each.
+    poisons: bool,
     tables: TableCache,
     scratch: HashMap<&'static str, Block>,
     turn: usize,
@@ -183,6 +185,7 @@ impl CudaDevice {
             prepared: HashMap::new(),
             precision,
             unpinned: false,
+            poisons: false,
             recorder: Recorder::new(),
             marks: Marks::new(&gpu)?,
             verdict: None,
@@ -207,6 +210,12 @@ impl CudaDevice {
         self.unpinned = unpinned;
         self.prepared.clear();
         self.forget_graphs();
+    }
+
+    /// Whether the memory of a pass holds no numbers when it begins. For tests: nothing may read what it did not write.
+    #[doc(hidden)]
+    pub fn poison_passes(&mut self, poisons: bool) {
+        self.poisons = poisons;
     }
 
     /// Waits for all work.
@@ -288,6 +297,9 @@ impl CudaDevice {
         self.tables.clear();
         self.turn = 0;
         self.pool.begin_pass()?;
+        if self.poisons {
+            self.pool.poison_passes()?;
+        }
         self.begin_recording();
         self.marks.begin()
     }
@@ -295,7 +307,7 @@ impl CudaDevice {
     pub(super) fn end(&mut self) -> Result<(), DeviceError> {
         let ended = self.end_recording();
         self.tables.clear();
-        self.pool.end_pass()?;
+        self.pool.end_pass();
         ended
     }
 
