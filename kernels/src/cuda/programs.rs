@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::compile::{Cache, Compiler, hex};
 use super::driver::{Gpu, Kernel, Module};
+use super::head::CLUSTER_BYTES;
 use super::library::{Library, probe};
 use super::{Found, Precision};
 use crate::DeviceError;
@@ -57,7 +58,7 @@ const PROGRAMS: [Program; 13] = [
 ];
 
 /// Compiled for bf16 where the blocks of a cluster read one another's shared memory.
-const CLUSTERED: Program = program!("head_loss_cluster.cu": "head_loss_1", "head_loss_2");
+const CLUSTERED: Program = program!("head_loss_cluster.cu": "head_loss_1", "head_loss_2", "head_loss_4", "head_loss_8", "head_loss_8_wide");
 
 /// Whether an architecture (as "sm_90a") has clusters: from compute capability 9.0 on.
 fn has_clusters(architecture: &str) -> bool {
@@ -167,7 +168,8 @@ impl Kernels {
         let programs = programs(&kernels.compiler.architecture, precision);
         let cubins = kernels.compiler.cubins(&programs, &[precision_define(precision)])?;
         for (program, cubin) in programs.into_iter().zip(cubins) {
-            let loaded = kernels.load(program, &cubin, 0)?;
+            let shared = if program.name == CLUSTERED.name { CLUSTER_BYTES } else { 0 };
+            let loaded = kernels.load(program, &cubin, shared)?;
             kernels.by_name.extend(loaded);
         }
         Ok(kernels)
