@@ -5,7 +5,7 @@
 // the vocabulary alone: a thread's columns, the threads of a warp, then the warps of the cluster in order of their columns, lane by lane.
 #include "head_loss.cuh"
 
-#define ROWS 4 // rows of a cluster
+#define ROWS 4 // rows of a cluster, one after another
 #define WARPS (THREADS / 32)
 
 // Until every thread of the cluster has arrived; what each wrote before is seen by all after.

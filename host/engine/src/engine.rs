@@ -77,21 +77,8 @@ impl<D: Device> Engine<D> {
         let host_bytes = if device.has_separate_memory() { options.trunk_cache_host_bytes } else { 0 };
         let cache = TrunkCache::new(options.trunk_cache_bytes, host_bytes);
         let (trunks, adapters, counters, clock) = (Vec::new(), BTreeMap::new(), Arc::default(), Box::new(|| 0));
-        let urgent = BTreeSet::new();
-        Self {
-            device,
-            options,
-            trunks,
-            adapters,
-            cache,
-            counters,
-            clock,
-            is_apart: false,
-            lost: None,
-            previous: None,
-            residue: Residue::default(),
-            urgent,
-        }
+        let (is_apart, lost, previous, residue, urgent) = (false, None, None, Residue::default(), BTreeSet::new());
+        Self { device, options, trunks, adapters, cache, counters, clock, is_apart, lost, previous, residue, urgent }
     }
 
     /// Loads a trunk. Tensors are those of transformers by name (`model.embed_tokens.weight`, ...); others are ignored.

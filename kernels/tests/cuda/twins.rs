@@ -59,8 +59,9 @@ fn difference((cuda, cpu): (&mut CudaDevice, &mut CpuDevice), index: usize, (siz
         // What is zero but for rounding (the gradient of a softmax over one key) is compared with numbers of this size instead.
         difference / norm.max(0.02 * (twin.len() as f64).sqrt())
     };
-    // NaN is no number's rival in `max`, and must not pass.
-    ours.iter().zip(&twins).map(of_array).fold(0.0, |worst, error| if error <= worst { worst } else { error })
+    let errors: Vec<f64> = ours.iter().zip(&twins).map(of_array).collect();
+    // `max` takes any number rather than NaN, which must not pass.
+    if errors.iter().any(|error| error.is_nan()) { f64::NAN } else { errors.into_iter().fold(0.0, f64::max) }
 }
 
 #[test]
@@ -103,4 +104,26 @@ fn the_loss_of_few_rows_agrees_with_its_twin() {
     let sequences = Sequences { anchors: &[5], before: &[], after: &[] };
     let difference = difference((&mut cuda, &mut CpuDevice::new(8).unwrap()), index, (sizes, sequences));
     assert!(difference <= 1.5e-2, "{difference:e}");
+}
+
+/// Widths of heads that a card goes about in ways of their own, with and without a window.
+#[test]
+fn attention_agrees_with_its_twin_for_heads_of_every_width() {
+    for precision in PRECISIONS {
+        let Some(mut cuda) = open("attention_agrees_with_its_twin_for_heads_of_every_width", precision) else { return };
+        let (mut cpu, mut worst) = (CpuDevice::new(8).unwrap(), Vec::new());
+        let index = names().iter().position(|name| *name == "attention").unwrap();
+        for head_dim in [16, 64, 72, 128, 200] {
+            for (heads, window) in [(6, None), (4, Some(100)), (8, None)] {
+                let attention = AttentionShape { heads, kv_heads: 2, head_dim, window };
+                let sizes = Sizes { attention, vocabulary: 3, rank: 1, seed: head_dim as u64 };
+                let sequences = Sequences { anchors: &[300, 129, 64, 1], before: &[200], after: &[5] };
+                let error = difference((&mut cuda, &mut cpu), index, (sizes, sequences));
+                let tolerance = if precision == Precision::F32 { 2e-5 } else { 1.5e-2 };
+                assert!(error <= tolerance, "{error:e} of {attention:?} in {precision:?}");
+                worst.push(format!("{head_dim}: {error:.1e}"));
+            }
+        }
+        println!("{precision:?} attention {}", worst.join(", "));
+    }
 }
