@@ -60,6 +60,12 @@ impl<'a> Desk<'a> {
             heads: Vec::new(),
             plan: Plan::default(),
         };
+        for bar in &scene.bars {
+            desk.rooms.get_mut(&bar.device).into_iter().for_each(|room| room.bar(*bar));
+        }
+        for foreign in &scene.foreign {
+            desk.rooms.get_mut(&foreign.device).into_iter().for_each(|room| room.exclude(foreign.job));
+        }
         for engine in &scene.engines {
             let load = Load::of(engine, desk.engine_bytes.get(&engine.trunk).copied().unwrap_or(0));
             desk.rooms.entry(engine.device).or_insert_with(|| Room::new(0, 0)).add(Seat::Engine(engine.id), load);
@@ -208,7 +214,7 @@ impl<'a> Desk<'a> {
         }
         let reason = self.why(job, engine_bytes);
         if aged_ms(job) >= self.rules.patience_ms {
-            let large = self.rooms.values_mut().filter(|room| !room.is_kept && room.memory_bytes() >= needed);
+            let large = self.rooms.values_mut().filter(|room| !room.is_kept && room.memory_bytes() >= needed && room.is_open_to(job));
             large.min_by_key(|room| room.jobs()).into_iter().for_each(|room| room.is_kept = true);
         }
         reason
@@ -246,6 +252,10 @@ impl<'a> Desk<'a> {
             Some(largest) if needed > largest => return Reason::TooLarge { needed, largest },
             Some(_) => {}
         }
+        let is_foreign = |room: &Room| room.fit(job, engine_bytes) == Err(Full::Foreign);
+        if self.rooms.values().filter(|room| room.memory_bytes() >= needed).all(is_foreign) {
+            return Reason::OtherClass;
+        }
         let open = self.rooms.values().filter(|room| !room.is_kept);
         let full: Vec<Full> = open.filter_map(|room| room.fit(job, engine_bytes).err()).collect();
         let memory = full.iter().filter_map(|full| match full {
@@ -254,6 +264,13 @@ impl<'a> Desk<'a> {
         });
         if let Some((free, needed)) = memory.max_by_key(|(free, needed)| (*free, Reverse(*needed))) {
             return Reason::Memory { needed, free };
+        }
+        let barred = full.iter().filter_map(|full| match full {
+            Full::Barred { left_ms } => Some(*left_ms),
+            _ => None,
+        });
+        if let Some(left_ms) = barred.min() {
+            return Reason::Later { left_ms };
         }
         match (full.contains(&Full::Alone), full.contains(&Full::Seats), full.contains(&Full::Taken)) {
             (true, ..) => Reason::Alone,
@@ -266,7 +283,7 @@ impl<'a> Desk<'a> {
 
     /// Tells a job that it waits for a device. The patience of a tenant's first runs from when it is passed over, unless it can never start.
     fn wait_for_device(&mut self, job: &Job, reason: Reason) {
-        let is_hopeless = matches!(reason, Reason::TooLarge { .. });
+        let is_hopeless = matches!(reason, Reason::TooLarge { .. } | Reason::OtherClass);
         let line = self.lines.get_mut(&job.tenant);
         let is_head = !is_hopeless && line.is_some_and(|line| !std::mem::replace(&mut line.has_head, true));
         if is_head {

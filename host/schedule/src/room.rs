@@ -2,10 +2,10 @@
 //!
 //! Knows sizes, not who goes first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::plan::Seat;
-use crate::scene::{EngineId, Job, JobId, Lane, TrunkId};
+use crate::scene::{Bar, EngineId, Job, JobId, Lane, TrunkId};
 
 /// What one engine holds.
 #[derive(Clone, Debug)]
@@ -32,6 +32,10 @@ pub(crate) struct Room {
     memory_bytes: u64,
     jobs_max: u64,
     loads: BTreeMap<Seat, Load>,
+    /// Engines that may not be started now.
+    bars: Vec<Bar>,
+    /// Jobs that began on a device of another class.
+    foreign: BTreeSet<JobId>,
     /// Whether it is cleared for a job that waits.
     pub(crate) is_kept: bool,
 }
@@ -48,6 +52,10 @@ pub(crate) enum Fit {
 /// Why a job does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Full {
+    /// It began on a device of another class.
+    Foreign,
+    /// An engine for it may not be started now.
+    Barred { left_ms: u64 },
     /// Somebody has the device to themselves.
     Taken,
     /// It wants the device to itself, and somebody is there.
@@ -84,7 +92,26 @@ impl Load {
 
 impl Room {
     pub(crate) fn new(memory_bytes: u64, jobs_max: u64) -> Self {
-        Self { memory_bytes, jobs_max, loads: BTreeMap::new(), is_kept: false }
+        Self { memory_bytes, jobs_max, loads: BTreeMap::new(), bars: Vec::new(), foreign: BTreeSet::new(), is_kept: false }
+    }
+
+    pub(crate) fn bar(&mut self, bar: Bar) {
+        self.bars.push(bar);
+    }
+
+    pub(crate) fn exclude(&mut self, job: JobId) {
+        self.foreign.insert(job);
+    }
+
+    /// Whether a device that is cleared for the job would take it: it is of its class, and an engine may be started.
+    pub(crate) fn is_open_to(&self, job: &Job) -> bool {
+        !self.foreign.contains(&job.id) && (self.seat(job).is_some() || self.barred_ms(job).is_none())
+    }
+
+    /// For how long no engine may be started for a job.
+    fn barred_ms(&self, job: &Job) -> Option<u64> {
+        let is_its = |bar: &&Bar| (bar.trunk, bar.lane) == (job.trunk, job.lane) && bar.job.is_none_or(|only| only == job.id);
+        self.bars.iter().filter(is_its).map(|bar| bar.left_ms).max()
     }
 
     pub(crate) fn add(&mut self, seat: Seat, load: Load) {
@@ -128,6 +155,9 @@ impl Room {
 
     /// Where a job fits now, an engine of its own taking so many bytes.
     pub(crate) fn fit(&self, job: &Job, engine_bytes: u64) -> Result<Fit, Full> {
+        if self.foreign.contains(&job.id) {
+            return Err(Full::Foreign);
+        }
         if self.loads.values().any(|load| load.lane == Lane::Solo) {
             return Err(Full::Taken);
         }
@@ -138,6 +168,9 @@ impl Room {
             return Err(Full::Seats);
         }
         let seat = self.seat(job);
+        if let (None, Some(left_ms)) = (seat, self.barred_ms(job)) {
+            return Err(Full::Barred { left_ms });
+        }
         let load = seat.and_then(|seat| self.loads.get(&seat));
         let needed = match load {
             Some(load) => job.adapter_bytes.saturating_add(job.activation_bytes.saturating_sub(load.activation_bytes())),

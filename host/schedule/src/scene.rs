@@ -147,6 +147,30 @@ pub enum State {
     },
 }
 
+/// Where no engine may be started now: the last one could not be, or died. Engines that there are take jobs all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bar {
+    /// On which device.
+    pub device: DeviceId,
+    /// With what.
+    pub trunk: TrunkId,
+    /// For whom.
+    pub lane: Lane,
+    /// Of the lanes that give each job an engine of its own: for which job alone. None bars all.
+    pub job: Option<JobId>,
+    /// For how long still, in milliseconds.
+    pub left_ms: u64,
+}
+
+/// A job that began on another device class than this device is of: its bits are promised within one alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Foreign {
+    /// Which.
+    pub job: JobId,
+    /// Where it cannot go on.
+    pub device: DeviceId,
+}
+
 /// The operator's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
@@ -174,6 +198,10 @@ pub struct Scene {
     pub tenants: Vec<Tenant>,
     /// The jobs that wait or run.
     pub jobs: Vec<Job>,
+    /// Where engines may not be started now.
+    pub bars: Vec<Bar>,
+    /// Where jobs that began elsewhere cannot go on.
+    pub foreign: Vec<Foreign>,
     /// The operator's numbers.
     pub rules: Rules,
 }

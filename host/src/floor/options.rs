@@ -13,6 +13,7 @@ use crate::cuda::{self, DeviceEnv};
 use crate::engine::Watch;
 use crate::error::user;
 use crate::guest::Terms;
+use crate::journal::DISK_BYTES_MAX;
 use crate::machine::{self, MEMORY_FILE};
 use crate::run::choice::{asked, free_card_bytes};
 
@@ -45,6 +46,8 @@ pub(crate) struct Options {
     pub(crate) backoff: Duration,
     /// How long a job works between two snapshots of it: what is done again at most where it is interrupted.
     pub(crate) snapshot_every: Duration,
+    /// Bytes of all jobs' journals on the disk.
+    pub(crate) journal_bytes_max: u64,
     /// Jobs of one tenant's line that are looked at; the others wait behind them.
     pub(crate) window: usize,
 }
@@ -70,6 +73,7 @@ impl Options {
             faults_max: 5,
             backoff,
             snapshot_every: SNAPSHOT_EVERY,
+            journal_bytes_max: DISK_BYTES_MAX,
             window: 64,
         })
     }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nodus_schedule::{
-    Device, DeviceId, Engine, EngineId, Job, JobId, Lane, NewEngine, Plan, Priority, Quota, Reason, Rules, Scene, Seat, Shares, State,
-    Tenant, TenantId, Trunk, TrunkId, decide,
+    Bar, Device, DeviceId, Engine, EngineId, Foreign, Job, JobId, Lane, NewEngine, Plan, Priority, Quota, Reason, Rules, Scene, Seat,
+    Shares, State, Tenant, TenantId, Trunk, TrunkId, decide,
 };
 
 pub(crate) const TICK_MS: u64 = 1000;
@@ -46,6 +46,8 @@ impl World {
             engines: Vec::new(),
             tenants: (1..=tenants).map(|id| Tenant { id: TenantId(id), virtual_ns: 0, device_ms: 0, quota }).collect(),
             jobs: Vec::new(),
+            bars: Vec::new(),
+            foreign: Vec::new(),
             rules,
         };
         let (left, length, done) = Default::default();
@@ -55,6 +57,20 @@ impl World {
     pub(crate) fn quota(&mut self, tenant: TenantId, running_jobs: u64, device_ms: u64, device_bytes: u64) {
         let tenant = self.scene.tenants.iter_mut().find(|one| one.id == tenant).unwrap();
         tenant.quota = Quota { running_jobs, device_ms, device_bytes };
+    }
+
+    pub(crate) fn bars(&mut self, bars: &[Bar]) {
+        self.scene.bars = bars.to_vec();
+    }
+
+    pub(crate) fn foreign(&mut self, foreign: &[Foreign]) {
+        self.scene.foreign = foreign.to_vec();
+    }
+
+    /// Where a job runs.
+    pub(crate) fn device_of(&self, id: JobId) -> Option<DeviceId> {
+        let State::Running { engine, .. } = self.scene.jobs.iter().find(|job| job.id == id)?.state else { return None };
+        self.scene.engines.iter().find(|one| one.id == engine).map(|engine| engine.device)
     }
 
     pub(crate) fn add(&mut self, job: Job, ticks: u64) {
@@ -152,6 +168,8 @@ impl World {
         other.tenants.reverse();
         other.devices.reverse();
         other.trunks.reverse();
+        other.bars.reverse();
+        other.foreign.reverse();
         assert_eq!(decide(&other), *plan);
     }
 
