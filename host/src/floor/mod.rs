@@ -161,7 +161,7 @@ impl Floor {
         shared.recover().context("taking up what the service was at when it ended")?;
         let listener = Arc::downgrade(&shared);
         state.listen(move |change| {
-            if change.what != What::Events
+            if !matches!(change.what, What::Events(_))
                 && let Some(shared) = listener.upgrade()
             {
                 shared.board().heard(change);
