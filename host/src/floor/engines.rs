@@ -146,8 +146,10 @@ async fn begin(shared: &Shared, numbers: NewEngine, first: Job, model: &OpenMode
     let mps = match (numbers.lane, place.device) {
         (Lane::Mps, DeviceChoice::Cuda(ordinal)) => {
             let planned = cellar.engine_bytes(model, options, place.device).saturating_add(job_bytes);
+            let daemon = shared.daemons.of(ordinal).await?;
             Some(MpsTerms {
-                daemon: shared.daemons.of(ordinal).await?,
+                weights: daemon.weights(model.digest),
+                daemon,
                 ordinal,
                 memory_bytes: planned.saturating_add(CLIENT_RESERVE_BYTES),
             })
