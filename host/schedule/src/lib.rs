@@ -13,6 +13,7 @@ pub use decide::decide;
 pub use plan::{NewEngine, Placement, Plan, Seat, Wait};
 pub use reason::Reason;
 pub use scene::{
-    CohortId, Device, DeviceId, Engine, EngineId, Job, JobId, Lane, Priority, Quota, Rules, Scene, State, Tenant, TenantId, Trunk, TrunkId,
+    Bar, CohortId, Device, DeviceId, Engine, EngineId, Foreign, Job, JobId, Lane, Priority, Quota, Rules, Scene, State, Tenant, TenantId,
+    Trunk, TrunkId,
 };
 pub use share::Shares;

@@ -75,6 +75,15 @@ pub enum Reason {
     /// An idle engine is stopped, or jobs of low priority make room for it.
     #[error("room is being made for it")]
     MakingRoom,
+    /// The last engine for it could not be started, or died.
+    #[error("the host failed it and tries again in {} s", left_ms / 1000 + 1)]
+    Later {
+        /// Until then.
+        left_ms: u64,
+    },
+    /// It began on a device of another class than any that could take it.
+    #[error("waiting for a device of the class that it began on: its bits are promised on that one alone")]
+    OtherClass,
     /// There is none.
     #[error("waiting for a device: none can be used")]
     NoDevice,
@@ -96,6 +105,8 @@ impl Reason {
             Self::Taken => "taken",
             Self::Kept => "kept",
             Self::MakingRoom => "making-room",
+            Self::Later { .. } => "later",
+            Self::OtherClass => "other-class",
             Self::NoDevice => "no-device",
         }
     }

@@ -2,20 +2,34 @@
 //!
 //! Knows sizes, not who goes first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::plan::Seat;
-use crate::scene::{EngineId, Job, JobId, Lane, TrunkId};
+use crate::scene::{Bar, Device, EngineId, Job, JobId, Lane, Trunk, TrunkId};
 
 /// What one engine holds.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     trunk: TrunkId,
     lane: Lane,
-    own_bytes: u64,
+    needs: Needs,
     is_stopping: bool,
     idle_ms: u64,
     jobs: BTreeMap<JobId, Share>,
+}
+
+/// What engines on a trunk take of a device before any job.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Needs {
+    engine_bytes: u64,
+    weight_bytes: u64,
+}
+
+impl Needs {
+    pub(crate) fn of(trunk: &Trunk) -> Self {
+        let Trunk { engine_bytes, weight_bytes, .. } = *trunk;
+        Self { engine_bytes, weight_bytes }
+    }
 }
 
 /// One job's part of a load.
@@ -30,8 +44,14 @@ struct Share {
 #[derive(Clone, Debug)]
 pub(crate) struct Room {
     memory_bytes: u64,
+    /// Whether engines of the lane `mps` have weights once between them.
+    shares_weights: bool,
     jobs_max: u64,
     loads: BTreeMap<Seat, Load>,
+    /// Engines that may not be started now.
+    bars: Vec<Bar>,
+    /// Jobs that began on a device of another class.
+    foreign: BTreeSet<JobId>,
     /// Whether it is cleared for a job that waits.
     pub(crate) is_kept: bool,
 }
@@ -48,6 +68,10 @@ pub(crate) enum Fit {
 /// Why a job does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Full {
+    /// It began on a device of another class.
+    Foreign,
+    /// An engine for it may not be started now.
+    Barred { left_ms: u64 },
     /// Somebody has the device to themselves.
     Taken,
     /// It wants the device to itself, and somebody is there.
@@ -59,17 +83,17 @@ pub(crate) enum Full {
 }
 
 impl Load {
-    pub(crate) fn new(trunk: TrunkId, lane: Lane, own_bytes: u64) -> Self {
-        Self { trunk, lane, own_bytes, is_stopping: false, idle_ms: 0, jobs: BTreeMap::new() }
+    pub(crate) fn new(trunk: TrunkId, lane: Lane, needs: Needs) -> Self {
+        Self { trunk, lane, needs, is_stopping: false, idle_ms: 0, jobs: BTreeMap::new() }
     }
 
-    pub(crate) fn of(engine: &crate::Engine, own_bytes: u64) -> Self {
+    pub(crate) fn of(engine: &crate::Engine, needs: Needs) -> Self {
         let crate::Engine { trunk, lane, is_stopping, idle_ms, .. } = *engine;
-        Self { trunk, lane, own_bytes, is_stopping, idle_ms, jobs: BTreeMap::new() }
+        Self { trunk, lane, needs, is_stopping, idle_ms, jobs: BTreeMap::new() }
     }
 
     fn bytes(&self) -> u64 {
-        let adapters = self.jobs.values().map(|job| job.adapter_bytes).fold(self.own_bytes, u64::saturating_add);
+        let adapters = self.jobs.values().map(|job| job.adapter_bytes).fold(self.needs.engine_bytes, u64::saturating_add);
         adapters.saturating_add(self.activation_bytes())
     }
 
@@ -83,8 +107,28 @@ impl Load {
 }
 
 impl Room {
-    pub(crate) fn new(memory_bytes: u64, jobs_max: u64) -> Self {
-        Self { memory_bytes, jobs_max, loads: BTreeMap::new(), is_kept: false }
+    pub(crate) fn new(device: &Device, jobs_max: u64) -> Self {
+        let Device { memory_bytes, shares_weights, .. } = *device;
+        Self { memory_bytes, shares_weights, jobs_max, loads: BTreeMap::new(), bars: Vec::new(), foreign: BTreeSet::new(), is_kept: false }
+    }
+
+    pub(crate) fn bar(&mut self, bar: Bar) {
+        self.bars.push(bar);
+    }
+
+    pub(crate) fn exclude(&mut self, job: JobId) {
+        self.foreign.insert(job);
+    }
+
+    /// Whether a device that is cleared for the job would take it: it is of its class, and an engine may be started.
+    pub(crate) fn is_open_to(&self, job: &Job) -> bool {
+        !self.foreign.contains(&job.id) && (self.seat(job).is_some() || self.barred_ms(job).is_none())
+    }
+
+    /// For how long no engine may be started for a job.
+    fn barred_ms(&self, job: &Job) -> Option<u64> {
+        let is_its = |bar: &&Bar| (bar.trunk, bar.lane) == (job.trunk, job.lane) && bar.job.is_none_or(|only| only == job.id);
+        self.bars.iter().filter(is_its).map(|bar| bar.left_ms).max()
     }
 
     pub(crate) fn add(&mut self, seat: Seat, load: Load) {
@@ -108,7 +152,23 @@ impl Room {
     }
 
     pub(crate) fn free_bytes(&self) -> u64 {
-        self.memory_bytes.saturating_sub(self.loads.values().map(Load::bytes).fold(0, u64::saturating_add))
+        let bytes = self.loads.values().map(Load::bytes).fold(0, u64::saturating_add);
+        self.memory_bytes.saturating_sub(bytes.saturating_sub(self.shared_bytes()))
+    }
+
+    /// Weights that engines have from others, counted with each of them.
+    fn shared_bytes(&self) -> u64 {
+        let mut counted = BTreeSet::new();
+        let sharing = self.loads.values().filter(|load| self.shares_weights && load.lane == Lane::Mps);
+        let again = sharing.filter(|load| !counted.insert(load.trunk));
+        again.map(|load| load.needs.weight_bytes).fold(0, u64::saturating_add)
+    }
+
+    /// What a job needs here with an engine of its own.
+    fn needed(&self, job: &Job, needs: Needs) -> u64 {
+        let is_mate = |load: &Load| load.lane == Lane::Mps && load.trunk == job.trunk;
+        let finds_weights = self.shares_weights && job.lane == Lane::Mps && self.loads.values().any(is_mate);
+        alone(job, needs).saturating_sub(if finds_weights { needs.weight_bytes } else { 0 })
     }
 
     pub(crate) fn jobs(&self) -> u64 {
@@ -127,7 +187,10 @@ impl Room {
     }
 
     /// Where a job fits now, an engine of its own taking so many bytes.
-    pub(crate) fn fit(&self, job: &Job, engine_bytes: u64) -> Result<Fit, Full> {
+    pub(crate) fn fit(&self, job: &Job, needs: Needs) -> Result<Fit, Full> {
+        if self.foreign.contains(&job.id) {
+            return Err(Full::Foreign);
+        }
         if self.loads.values().any(|load| load.lane == Lane::Solo) {
             return Err(Full::Taken);
         }
@@ -138,10 +201,13 @@ impl Room {
             return Err(Full::Seats);
         }
         let seat = self.seat(job);
+        if let (None, Some(left_ms)) = (seat, self.barred_ms(job)) {
+            return Err(Full::Barred { left_ms });
+        }
         let load = seat.and_then(|seat| self.loads.get(&seat));
         let needed = match load {
             Some(load) => job.adapter_bytes.saturating_add(job.activation_bytes.saturating_sub(load.activation_bytes())),
-            None => alone(job, engine_bytes),
+            None => self.needed(job, needs),
         };
         let free = self.free_bytes();
         match (needed <= free, seat) {
@@ -152,7 +218,7 @@ impl Room {
     }
 
     /// Engines without jobs whose end would let the job in, the longest idle first and no more than are needed. None where it would not.
-    pub(crate) fn evict(&self, job: &Job, engine_bytes: u64) -> Option<Vec<EngineId>> {
+    pub(crate) fn evict(&self, job: &Job, needs: Needs) -> Option<Vec<EngineId>> {
         let own = self.seat(job);
         let idle = self.loads.iter().filter_map(|(seat, load)| match seat {
             Seat::Engine(id) if load.is_idle() && Some(*seat) != own => Some((load.idle_ms, *id)),
@@ -162,26 +228,26 @@ impl Room {
         idle.sort_by_key(|(idle_ms, id)| (std::cmp::Reverse(*idle_ms), *id));
         let (mut without, mut ended) = (self.without_leaving(), Vec::new());
         for (_, id) in idle {
-            if without.fit(job, engine_bytes).is_ok() {
+            if without.fit(job, needs).is_ok() {
                 break;
             }
             without.loads.remove(&Seat::Engine(id));
             ended.push(id);
         }
-        without.fit(job, engine_bytes).is_ok().then_some(ended)
+        without.fit(job, needs).is_ok().then_some(ended)
     }
 
     /// The fewest of these jobs, taken in their order, whose end would let the job in, with the idle engines that must end too.
-    pub(crate) fn displace(&self, job: &Job, engine_bytes: u64, lower: &[JobId]) -> Option<Vec<JobId>> {
+    pub(crate) fn displace(&self, job: &Job, needs: Needs, lower: &[JobId]) -> Option<Vec<JobId>> {
         let (mut without, mut ended) = (self.without_leaving(), Vec::new());
         for id in lower.iter().filter(|id| self.loads.values().any(|load| load.jobs.contains_key(id))) {
-            if without.evict(job, engine_bytes).is_some() {
+            if without.evict(job, needs).is_some() {
                 break;
             }
             without.loads.values_mut().for_each(|load| load.jobs.retain(|other, _| other != id));
             ended.push(*id);
         }
-        without.evict(job, engine_bytes).is_some().then_some(ended)
+        without.evict(job, needs).is_some().then_some(ended)
     }
 
     /// As it will be when those have gone that are going.
@@ -213,6 +279,6 @@ impl Room {
 }
 
 /// What a job needs of an empty device.
-pub(crate) fn alone(job: &Job, engine_bytes: u64) -> u64 {
-    engine_bytes.saturating_add(job.adapter_bytes).saturating_add(job.activation_bytes)
+pub(crate) fn alone(job: &Job, needs: Needs) -> u64 {
+    needs.engine_bytes.saturating_add(job.adapter_bytes).saturating_add(job.activation_bytes)
 }

@@ -53,6 +53,8 @@ pub struct Device {
     pub id: DeviceId,
     /// Bytes for engines and jobs.
     pub memory_bytes: u64,
+    /// Whether engines of the lane `mps` have a trunk's weights once between them.
+    pub shares_weights: bool,
 }
 
 /// A trunk that jobs name.
@@ -62,6 +64,8 @@ pub struct Trunk {
     pub id: TrunkId,
     /// What an engine on it takes of a device before any job: weights, tables, caches.
     pub engine_bytes: u64,
+    /// The weights among them.
+    pub weight_bytes: u64,
 }
 
 /// An engine process that runs, starts, or stops.
@@ -147,6 +151,30 @@ pub enum State {
     },
 }
 
+/// Where no engine may be started now: the last one could not be, or died. Engines that there are take jobs all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bar {
+    /// On which device.
+    pub device: DeviceId,
+    /// With what.
+    pub trunk: TrunkId,
+    /// For whom.
+    pub lane: Lane,
+    /// Of the lanes that give each job an engine of its own: for which job alone. None bars all.
+    pub job: Option<JobId>,
+    /// For how long still, in milliseconds.
+    pub left_ms: u64,
+}
+
+/// A job that began on another device class than this device is of: its bits are promised within one alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Foreign {
+    /// Which.
+    pub job: JobId,
+    /// Where it cannot go on.
+    pub device: DeviceId,
+}
+
 /// The operator's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
@@ -174,6 +202,10 @@ pub struct Scene {
     pub tenants: Vec<Tenant>,
     /// The jobs that wait or run.
     pub jobs: Vec<Job>,
+    /// Where engines may not be started now.
+    pub bars: Vec<Bar>,
+    /// Where jobs that began elsewhere cannot go on.
+    pub foreign: Vec<Foreign>,
     /// The operator's numbers.
     pub rules: Rules,
 }

@@ -31,6 +31,9 @@ pub struct FloorArgs {
     /// How long a job works between two snapshots: what is done again at most where it is interrupted [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub snapshot_every: Option<Duration>,
+    /// Disk for what is kept of running jobs, a quarter of it at most for one tenant's; beyond it a job runs on and is not kept [default: 256GiB]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub journal_bytes: Option<u64>,
     /// Take jobs, and start none
     #[arg(long)]
     pub hold: bool,

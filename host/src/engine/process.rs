@@ -3,7 +3,7 @@
 //! Never hides that it died: whoever waits for it is told, and what its jobs held of the device went with it.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,11 +25,12 @@ use crate::cli::DeviceArgs;
 use crate::cuda::DeviceEnv;
 use crate::error::user;
 use crate::name::Name;
-use crate::process::fate::Fate;
+use crate::process::fate::{self, Fate};
 use crate::process::handover;
 use crate::process::mps::Mps;
-use crate::process::socket::{listen, split};
+use crate::process::socket::split;
 use crate::process::spawn::{Ends, spawn};
+use crate::process::weights::Keeper;
 use crate::run::device::Class;
 use crate::run::inputs::OpenModel;
 use crate::run::services::HostText;
@@ -58,6 +59,8 @@ pub(crate) struct MpsTerms {
     pub(crate) ordinal: usize,
     /// Bytes of the card's memory that it may have in all.
     pub(crate) memory_bytes: u64,
+    /// Whom it has its weights from, and gives them to.
+    pub(crate) weights: Arc<Keeper>,
 }
 
 impl MpsTerms {
@@ -119,10 +122,29 @@ impl Process {
         let (control_stream, control_end) = StdStream::pair().context("making a socket")?;
         let ends = Ends { input: OwnedFd::from(command_end), output: OwnedFd::from(control_end) };
         let variables = setup.mps.as_ref().map_or_else(Vec::new, MpsTerms::environment);
-        let mut child = spawn("engine", &[], &variables, ends).context("starting an engine process")?;
-        listen(&mut child, "an engine process").context("starting the thread that listens to an engine process")?;
+        let child = spawn("engine", &[], &variables, ends).context("starting an engine process")?;
         let fate = Arc::new(Fate::of_client(child, setup.mps.as_ref().map(|mps| mps.daemon.clone())));
-        handover::give(&control_stream, dir).context("handing the data folder to an engine process")?;
+        let begun = Self::begin(dir, setup, &fate, (command_stream, control_stream)).await;
+        if begun.is_err() {
+            // Dropped, it would be waited for on this thread.
+            fate::end(&fate, None).await;
+        }
+        begun
+    }
+
+    /// Tells a process what to load, and waits until it has.
+    async fn begin(
+        dir: &Dir,
+        setup: &Setup,
+        fate: &Arc<Fate>,
+        (command_stream, control_stream): (StdStream, StdStream),
+    ) -> anyhow::Result<Self> {
+        fate.listen("an engine process").context("starting the thread that listens to an engine process")?;
+        let weights =
+            setup.mps.as_ref().map(|mps| mps.weights.link()).transpose().context("making a socket for an engine process's weights")?;
+        let handed: Vec<_> = [dir.as_fd()].into_iter().chain(weights.as_ref().map(StdStream::as_fd)).collect();
+        handover::give(&control_stream, &handed).context("handing the data folder to an engine process")?;
+        drop(weights);
         let (reader, writer) = split(control_stream)?;
         let (mut reader, mut writer) = (FrameReader::new(BufReader::new(reader), u64::from(u32::MAX)), FrameWriter::new(writer));
         let Setup { model, device, buffer_bytes_max, environment, watch, mps } = setup.clone();
@@ -134,8 +156,7 @@ impl Process {
             Ok(Ok(Some(FromEngine::Refused { text, is_users: true }))) => return Err(user(text)),
             Ok(Ok(Some(FromEngine::Refused { text, .. }))) => bail!("an engine process could not start: {text}"),
             Ok(_) => {
-                fate.seal(None);
-                bail!("an engine process did not start: it {}", fate.how());
+                bail!("an engine process did not start: it {}", fate::end(fate, None).await);
             }
             Err(_) => bail!("an engine process was not ready after {} s", watch.start.as_secs()),
         };
@@ -149,7 +170,7 @@ impl Process {
         let board = Arc::new(Board { vitals: Mutex::default(), asking: Mutex::default(), ended: watch::Sender::new(None) });
         tokio::spawn(write(outbox, writer, watch));
         tokio::spawn(read(reader, board.clone(), fate.clone(), watch));
-        Ok(Self { client, link, facts, board, fate })
+        Ok(Self { client, link, facts, board, fate: fate.clone() })
     }
 
     /// The model that it holds, as jobs use it.
@@ -256,8 +277,7 @@ async fn read(mut reader: FrameReader<BufReader<OwnedReadHalf>>, board: Arc<Boar
             Err(_) => break Some(format!("gave no sign of life for {} s and was ended", watch.silence.as_secs())),
         }
     };
-    seal(&fate, reason).await;
-    let how = tokio::task::spawn_blocking(move || fate.how()).await.unwrap_or_else(|_| "was lost".to_owned());
+    let how = fate::end(&fate, reason).await;
     board.ended.send_replace(Some(how));
     board.asking().clear();
 }

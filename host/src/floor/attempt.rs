@@ -18,7 +18,7 @@ use super::follow::At;
 use super::settle::{Attempted, Ending, settle};
 use super::transcript::Transcript;
 use crate::engine::Process;
-use crate::journal::{Book, Fault, Scribe, Terms};
+use crate::journal::{Fault, Scribe, Terms};
 use crate::receipt::CONTRACT;
 use crate::run::Folder;
 use crate::run::course::Ended;
@@ -40,6 +40,11 @@ pub(super) async fn attempt(shared: Arc<Shared>, job: JobId, run: Run, engine: E
             _ = wishes.wait_for(|wish| *wish >= Wish::Pause) => return Ok(()),
         };
         let Ok(process) = ready else { return Ok(()) };
+        // Its device is of another class than the job began on: it was placed before that was known, and waits for one that is.
+        let class = identity(&process)?;
+        if working.board().began.get(&job).is_some_and(|began| *began != class) {
+            return Ok(());
+        }
         let (claimer, place) = (working.clone(), format!("{}, {}", process.device(), lane_name(engine.numbers.lane)));
         let claimed = tokio::task::spawn_blocking(move || claimer.state.claim(&[job], &place)).await.context("claiming a job")?;
         // Its owner may have cancelled it, or the operator disabled its owner.
@@ -58,13 +63,13 @@ pub(super) async fn attempt(shared: Arc<Shared>, job: JobId, run: Run, engine: E
 
 /// Opens the job and runs it.
 async fn begin(shared: &Arc<Shared>, claim: Claim, run: &Run, engine: &Engine, process: &Arc<Process>) -> anyhow::Result<Attempted> {
-    let (opener, identity) = (shared.clone(), identity(process)?);
+    let (opener, class) = (shared.clone(), identity(process)?);
     let open = move || {
         let work = opener.state.work(claim.job).context("reading the job")?;
         let cohort = opener.board().cohort(work.cohort);
         let job = opener.cellar.job(&work, cohort)?;
         let (transcript, caught_up) = Transcript::new(opener.state.clone(), claim)?;
-        let book = Book::open(opener.shelf.of(&claim.job.to_string())?, identity)?;
+        let book = opener.shelf.book(&claim.job.to_string(), work.tenant.number(), class)?;
         anyhow::Ok((work, Arc::new(job), transcript, caught_up, book))
     };
     let (work, job, transcript, caught_up, book) = tokio::task::spawn_blocking(open).await.context("opening a job")??;
@@ -85,7 +90,7 @@ async fn begin(shared: &Arc<Shared>, claim: Claim, run: &Run, engine: &Engine, p
     let is_whole = *told.borrow() && scribe.is_caught_up();
     let fault = scribe.fault();
     // What was written for it is on the disk before the next attempt reads it.
-    let was_at_work = scribe.end().await;
+    let last = scribe.end().await;
     if let Some(Fault::Lost(how)) = &fault {
         give_up(process, how).await;
     }
@@ -96,7 +101,7 @@ async fn begin(shared: &Arc<Shared>, claim: Claim, run: &Run, engine: &Engine, p
     shared.board().count(run.slot, device_ns);
     let class = Arc::new(process.class().clone());
     let fared = Fared { ended: ended.map(Some), engine: Ok(()), bytes, class };
-    let ending = match (fault, ending(&fared, (used.is_some(), was_at_work), process, run)) {
+    let ending = match (fault, ending(&fared, (used.is_some(), last.was_at_work), process, run)) {
         (Some(Fault::Diverged(how)), _) => Ending::Diverged(how),
         (Some(Fault::Host(how)), _) => Ending::HostFault(how),
         (_, Ending::Over) if has_end(&fared) && !is_whole => {
@@ -104,11 +109,11 @@ async fn begin(shared: &Arc<Shared>, claim: Claim, run: &Run, engine: &Engine, p
         }
         (_, ending) => ending,
     };
-    Ok(Attempted { work, post, fared, ending, device_ns, lane: lane_name(engine.numbers.lane), workspace })
+    Ok(Attempted { work, post, fared, ending, is_further: last.is_further, device_ns, lane: lane_name(engine.numbers.lane), workspace })
 }
 
 /// What a journal must be of for a job to go on from it: all that decides its bits and that its submission does not.
-fn identity(process: &Process) -> anyhow::Result<Digest> {
+pub(super) fn identity(process: &Process) -> anyhow::Result<Digest> {
     let of = (JOURNAL_VERSION, CONTRACT, process.class());
     Ok(Digest::of(&serde_json::to_vec(&of).context("naming a device class")?))
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nodus_protocol::{Digest, JobSlot};
-use nodus_schedule::{EngineId, Job, Shares, TrunkId};
+use nodus_schedule::{DeviceId, EngineId, Job, Lane, NewEngine, Shares, TrunkId};
 use nodus_state::{Change, CohortId, JobId, TenantId, What};
 use tokio::sync::watch;
 
@@ -78,6 +78,22 @@ pub(super) struct Backoff {
     pub(super) why: String,
 }
 
+/// Engines that are alike, so that the death of one says something of the next: those of single jobs are alike for that job alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Kind {
+    pub(super) device: DeviceId,
+    pub(super) trunk: TrunkId,
+    pub(super) lane: Lane,
+    pub(super) job: Option<nodus_schedule::JobId>,
+}
+
+impl Kind {
+    /// Of an engine that is started for this job first.
+    pub(super) fn of(NewEngine { device, trunk, lane }: NewEngine, job: nodus_schedule::JobId) -> Self {
+        Self { device, trunk, lane, job: (lane != Lane::Fused).then_some(job) }
+    }
+}
+
 /// All of it.
 #[derive(Default)]
 pub(super) struct Board {
@@ -91,8 +107,12 @@ pub(super) struct Board {
     pub(super) jobs_later: BTreeMap<JobId, Backoff>,
     /// Jobs that were at work in engines that died.
     pub(super) suspects: Suspects,
-    /// Trunks whose engine could not be started.
-    pub(super) trunks_later: BTreeMap<TrunkId, Backoff>,
+    /// Engines that could not be started, or died.
+    pub(super) engines_later: BTreeMap<Kind, Backoff>,
+    /// What decides the bits of results on a device and a trunk, as far as an engine has told.
+    pub(super) classes: BTreeMap<(DeviceId, TrunkId), Digest>,
+    /// The same of where waiting jobs began.
+    pub(super) began: BTreeMap<JobId, Digest>,
     /// What the owners of waiting jobs were told.
     pub(super) said: BTreeMap<JobId, String>,
     /// Jobs whose owners asked them to stop.

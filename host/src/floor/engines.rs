@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use nodus_schedule::{EngineId, Lane, NewEngine};
+use nodus_protocol::Digest;
+use nodus_schedule::{EngineId, Job, Lane, NewEngine};
 use tokio::sync::watch;
 
 use super::Shared;
-use super::board::Backoff;
+use super::attempt::identity;
+use super::board::{Backoff, Kind};
 use super::homes::Homes;
 use super::options::Place;
 use crate::cli::{DeviceArgs, DeviceChoice};
@@ -80,8 +82,8 @@ impl Engine {
     }
 }
 
-/// Starts an engine with a model, and enters it; it takes jobs when it is ready.
-pub(super) fn start(shared: &Arc<Shared>, (numbers, job_bytes): (NewEngine, u64), model: Arc<OpenModel>) -> EngineId {
+/// Starts an engine with a model for this job first, and enters it; it takes jobs when it is ready.
+pub(super) fn start(shared: &Arc<Shared>, (numbers, first): (NewEngine, Job), model: Arc<OpenModel>) -> EngineId {
     let (teller, stage) = watch::channel(Stage::Starting);
     let homes = Arc::new(Homes::new(shared.settings, shared.options.guest_threads, shared.options.terms));
     let (neighbours, idle_since) = (Arc::default(), Some(Instant::now()));
@@ -92,22 +94,17 @@ pub(super) fn start(shared: &Arc<Shared>, (numbers, job_bytes): (NewEngine, u64)
         board.engines.insert(id, engine);
         id
     };
-    tokio::spawn(live(shared.clone(), id, (numbers, job_bytes), model, teller));
+    tokio::spawn(live(shared.clone(), id, (numbers, first), model, teller));
     id
 }
 
 /// The life of an engine.
-async fn live(
-    shared: Arc<Shared>,
-    id: EngineId,
-    (numbers, job_bytes): (NewEngine, u64),
-    model: Arc<OpenModel>,
-    teller: watch::Sender<Stage>,
-) {
+async fn live(shared: Arc<Shared>, id: EngineId, (numbers, first): (NewEngine, Job), model: Arc<OpenModel>, teller: watch::Sender<Stage>) {
     let mut ready = None;
-    let how = match begin(&shared, numbers, job_bytes, &model).await {
-        Ok(process) => {
+    let how = match begin(&shared, numbers, first, &model).await {
+        Ok((process, class)) => {
             let process = Arc::new(process);
+            shared.board().classes.insert((numbers.device, numbers.trunk), class);
             tracing::info!(engine = id.0, model = %model.name, device = process.device(), lane = ?numbers.lane, "an engine is ready");
             teller.send_replace(Stage::Ready(process.clone()));
             shared.wake.notify_one();
@@ -130,26 +127,29 @@ async fn live(
         }
         // One that worked for a while before it died is no continuation of those before it.
         let is_steady = ready.is_some_and(|since| since.elapsed() >= STEADY);
-        let before = board.trunks_later.get(&numbers.trunk).filter(|_| !is_steady);
-        let later =
-            Backoff::after(before, shared.options.backoff, if ready.is_some() { "an engine ended".to_owned() } else { how.clone() });
-        board.trunks_later.insert(numbers.trunk, later);
+        let kind = Kind::of(numbers, first.id);
+        let before = board.engines_later.get(&kind).filter(|_| !is_steady);
+        let later = Backoff::after(before, shared.options.backoff, how.clone());
+        board.engines_later.insert(kind, later);
     }
     drop(board);
     teller.send_replace(Stage::Gone(how));
     shared.wake.notify_one();
 }
 
-/// Starts its process. Where it is one job's, `job_bytes` is what that is planned to need.
-async fn begin(shared: &Shared, numbers: NewEngine, job_bytes: u64, model: &OpenModel) -> anyhow::Result<Process> {
+/// Starts its process, and says what decides the bits of its results.
+async fn begin(shared: &Shared, numbers: NewEngine, first: Job, model: &OpenModel) -> anyhow::Result<(Process, Digest)> {
+    let job_bytes = first.adapter_bytes.saturating_add(first.activation_bytes);
     let place = place(shared, numbers)?;
     let (options, cellar) = (&shared.options.device, &shared.cellar);
     let weights = cellar.weight_bytes(model, options, place.device);
     let mps = match (numbers.lane, place.device) {
         (Lane::Mps, DeviceChoice::Cuda(ordinal)) => {
             let planned = cellar.engine_bytes(model, options, place.device).saturating_add(job_bytes);
+            let daemon = shared.daemons.of(ordinal).await?;
             Some(MpsTerms {
-                daemon: shared.daemons.of(ordinal).await?,
+                weights: daemon.weights(model.digest),
+                daemon,
                 ordinal,
                 memory_bytes: planned.saturating_add(CLIENT_RESERVE_BYTES),
             })
@@ -167,7 +167,9 @@ async fn begin(shared: &Shared, numbers: NewEngine, job_bytes: u64, model: &Open
         mps,
         watch: shared.options.watch,
     };
-    Process::start(&shared.store.dir()?, &setup).await
+    let process = Process::start(&shared.store.dir()?, &setup).await?;
+    let class = identity(&process)?;
+    Ok((process, class))
 }
 
 fn place(shared: &Shared, numbers: NewEngine) -> anyhow::Result<Place> {

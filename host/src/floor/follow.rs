@@ -8,7 +8,6 @@ use std::time::Duration;
 use metrics::{counter, describe_counter};
 use nodus_sandbox::services::Trunk;
 use nodus_sandbox::{Failure, JobEnd, Outcome, StopFlag, Usage};
-use nodus_schedule::Lane;
 use nodus_state::{Claim, Work};
 use tokio::sync::watch;
 
@@ -25,7 +24,7 @@ use crate::run::inputs::Job;
 
 /// Calls of jobs that were run again: answered from their journals, and computed again.
 const CALLS: &str = "nodus_journal_calls_total";
-/// A suspected job is tried alone for as long as so many snapshots are apart.
+/// A job that was at work in an engine that died is suspected for as long as so many snapshots are apart, beyond where it was.
 const TRIAL_SNAPSHOTS: u32 = 2;
 /// How long a job that makes room may take to be kept as it is.
 const CHECKPOINT: Duration = Duration::from_secs(60);
@@ -104,28 +103,23 @@ impl At<'_> {
         }
     }
 
-    /// Resolves when a job that was suspected has shown, alone, that it does no harm; it goes back among the others.
+    /// A job that was suspected is not any more once it has worked for a while and done no harm; one that was tried alone for that goes back
+    /// among the others. Never resolves.
     async fn trial_over(&self) {
-        if self.run.numbers.lane != Lane::Solo {
-            return std::future::pending().await;
-        }
         self.scribe.caught_up().await;
         tokio::time::sleep(TRIAL_SNAPSHOTS * self.shared.options.snapshot_every).await;
-        if !self.run.is_tried {
-            // Alone by its owner's wish: what it was suspected of is forgotten, and it stays where it is.
-            self.shared.board().suspects.clear(self.claim.job);
-            return std::future::pending().await;
-        }
-        tracing::info!(job = %self.claim.job, "a suspected job did no harm alone");
         self.shared.board().suspects.clear(self.claim.job);
-        self.run.pause();
+        if self.run.is_tried {
+            tracing::info!(job = %self.claim.job, "a suspected job did no harm alone");
+            self.run.pause();
+        }
         std::future::pending().await
     }
 
     /// Says what was done again, once nothing more is. Never resolves.
     async fn tell_going_on(&self) {
         self.scribe.caught_up().await;
-        let Tally { answered, repeated, repeated_steps, repeated_ms } = self.scribe.tally();
+        let Tally { answered, repeated, repeated_steps, repeated_ms, .. } = self.scribe.tally();
         if answered + repeated > 0 {
             let job = self.claim.job;
             counter!(CALLS, "how" => "answered").increment(answered);

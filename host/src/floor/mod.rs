@@ -17,7 +17,6 @@ mod settle;
 mod suspects;
 mod transcript;
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,7 +24,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use nodus_protocol::Digest;
 use nodus_sandbox::{Limits, Sandbox, SandboxOptions};
-use nodus_state::{Claim, State, What};
+use nodus_state::{Claim, JobId, State, What};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
@@ -33,7 +32,7 @@ use crate::app::Surroundings;
 use crate::books::Books;
 use crate::cli::{DeviceArgs, FloorArgs, SandboxArgs};
 use crate::guest::{Terms, Workshop};
-use crate::journal::Shelf;
+use crate::journal::{DISK_BYTES_MAX, Shelf, Space};
 use crate::store::Store;
 
 pub(crate) use numbers::describe;
@@ -137,8 +136,9 @@ impl Floor {
         };
         let places = options::places(surroundings, &args.devices, args.memory)?;
         let mut options = Options::new(places, device, surroundings.devices.clone(), terms)?;
+        options.journal_bytes_max = args.journal_bytes.unwrap_or(DISK_BYTES_MAX);
         options.snapshot_every = args.snapshot_every.unwrap_or(options.snapshot_every);
-        let daemons = Daemons::new(store.dir()?, std::path::absolute(data_dir).context("finding the data folder")?);
+        let daemons = Daemons::new(store.dir()?, std::path::absolute(data_dir).context("finding the data folder")?)?;
         let sandbox = Sandbox::new(SandboxOptions { upload: Limits::DEFAULT })?;
         let workshop = Arc::new(Workshop::open(&store, &sandbox, terms)?);
         Self::open(Parts { state, store, workshop, settings: sandbox.settings(), daemons, options }).map(Some)
@@ -152,7 +152,7 @@ impl Floor {
         let Parts { state, store, workshop, settings, daemons, options } = parts;
         follow::describe();
         let books = Mutex::new(Books::open(store.dir()?)?);
-        let shelf = Shelf::open(&store.dir()?)?;
+        let shelf = Shelf::open(&store.dir()?, Space::new(options.journal_bytes_max))?;
         sweep(&state, &shelf)?;
         let cellar = Cellar::new(state.clone(), store.clone(), workshop);
         let (board, numbers, wake) = (Mutex::default(), Numbers::default(), Notify::new());
@@ -161,7 +161,7 @@ impl Floor {
         shared.recover().context("taking up what the service was at when it ended")?;
         let listener = Arc::downgrade(&shared);
         state.listen(move |change| {
-            if change.what != What::Events
+            if !matches!(change.what, What::Events(_))
                 && let Some(shared) = listener.upgrade()
             {
                 shared.board().heard(change);
@@ -196,14 +196,12 @@ impl Floor {
     }
 }
 
-/// Removes the journals of jobs that have ended.
+/// Removes the journals of jobs that have ended. One that has not, be its owner disabled, may go on; one that has never does.
 fn sweep(state: &State, shelf: &Shelf) -> anyhow::Result<()> {
-    let queued = || state.queued().context("reading the queue");
-    // Twice, since a job may change places meanwhile.
-    let (before, running, after) = (queued()?, state.running().context("reading the jobs that run")?, queued()?);
-    let waiting = before.iter().chain(&after).map(|job| job.job);
-    let wanted: BTreeSet<String> = waiting.chain(running.iter().map(|job| job.job)).map(|job| job.to_string()).collect();
-    shelf.sweep(|job| wanted.contains(job))
+    shelf.sweep(|job| match job.parse::<JobId>() {
+        Ok(job) => state.is_open(job).context("reading whether a job has ended"),
+        Err(_) => Ok(false),
+    })
 }
 
 /// Decides and obeys, again and again.

@@ -57,14 +57,11 @@ fn pause(board: &Board, plan: &Plan) {
 fn start(shared: &Arc<Shared>, plan: &Plan, view: &View) -> Vec<Option<EngineId>> {
     let first = |seat: usize| {
         let first = plan.place.iter().find(|placed| placed.seat == Seat::New(seat))?;
-        view.waiting.get(&first.job).map(|waiting| {
-            let needs = &waiting.numbers;
-            (waiting.model.clone(), needs.adapter_bytes.saturating_add(needs.activation_bytes))
-        })
+        view.waiting.get(&first.job).map(|waiting| (waiting.model.clone(), waiting.numbers))
     };
     let begin = |(seat, numbers): (usize, &NewEngine)| {
-        let (model, job_bytes) = first(seat)?;
-        Some(engines::start(shared, (*numbers, job_bytes), model))
+        let (model, job) = first(seat)?;
+        Some(engines::start(shared, (*numbers, job), model))
     };
     (0..).zip(&plan.start).map(begin).collect()
 }

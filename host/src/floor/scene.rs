@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use nodus_schedule::{self as schedule, Device, DeviceId, Engine, Job, Scene, State as Progress, Tenant, Trunk};
+use nodus_protocol::Digest;
+use nodus_schedule::{self as schedule, Bar, Device, DeviceId, Engine, Foreign, Job, Scene, State as Progress, Tenant, Trunk};
 use nodus_state::{CohortId, JobId, Priority, Queued, TenantId};
 
 use super::Shared;
-use super::board::Board;
+use super::board::{Backoff, Board, Kind};
+use crate::cli::DeviceChoice;
 use crate::error::exit_code;
 use crate::run::inputs::OpenModel;
 
@@ -48,6 +50,7 @@ pub(super) fn look(shared: &Shared) -> anyhow::Result<View> {
     let queued = shared.state.queued().context("reading the queue")?;
     let tenants = shared.state.tenants().context("reading the tenants")?;
     let models = models(shared, &queued);
+    let began = began(shared, &queued);
     let mut board = shared.board();
     count(&mut board);
     let engines = board.engines.iter().filter_map(|(id, engine)| Some((*id, engine.process()?.vitals().counts)));
@@ -55,6 +58,10 @@ pub(super) fn look(shared: &Shared) -> anyhow::Result<View> {
     let known: BTreeSet<JobId> = queued.iter().map(|job| job.job).chain(board.running.keys().copied()).collect();
     board.jobs_later.retain(|job, _| known.contains(job));
     board.suspects.retain(|job| known.contains(job));
+    let numbers: BTreeSet<schedule::JobId> = known.iter().map(|job| schedule::JobId(job.as_u128())).collect();
+    board.engines_later.retain(|kind, _| kind.job.is_none_or(|job| numbers.contains(&job)));
+    board.began.retain(|job, _| known.contains(job));
+    board.began.extend(began);
     let mut view = View { scene: still(shared, &board), waiting: BTreeMap::new(), aside: Vec::new(), hopeless: Vec::new() };
     let mut lengths: BTreeMap<TenantId, usize> = BTreeMap::new();
     for ((order, job), model) in (0..).zip(&queued).zip(&models) {
@@ -67,6 +74,7 @@ pub(super) fn look(shared: &Shared) -> anyhow::Result<View> {
             Ok(model) => enter(shared, &mut board, &mut view, (order, job, model), &mut lengths),
         }
     }
+    view.scene.foreign = foreign(&board, view.waiting.values());
     let present: BTreeSet<schedule::TenantId> = view.scene.jobs.iter().map(|job| job.tenant).collect();
     board.shares.present(&present);
     view.scene.trunks = trunks(shared, &mut board, models.iter().flatten());
@@ -80,6 +88,23 @@ pub(super) fn look(shared: &Shared) -> anyhow::Result<View> {
     };
     view.scene.tenants = tenants.iter().map(tenant).collect();
     Ok(view)
+}
+
+/// Where jobs began that were run before, of those that it is not known of. Read from their journals.
+fn began(shared: &Shared, queued: &[Queued]) -> Vec<(JobId, Digest)> {
+    let known: BTreeSet<JobId> = shared.board().began.keys().copied().collect();
+    let unknown = queued.iter().filter(|job| job.attempts > 0 && !known.contains(&job.job));
+    unknown.filter_map(|job| Some((job.job, shared.shelf.identity(&job.job.to_string())?))).collect()
+}
+
+/// Devices on which jobs that began elsewhere cannot go on.
+fn foreign<'a>(board: &Board, waiting: impl Iterator<Item = &'a Waiting>) -> Vec<Foreign> {
+    let of = |waiting: &Waiting| {
+        let Some(began) = board.began.get(&waiting.job) else { return Vec::new() };
+        let others = board.classes.iter().filter(|((_, trunk), class)| *trunk == waiting.numbers.trunk && *class != began);
+        others.map(|((device, _), _)| Foreign { job: waiting.numbers.id, device: *device }).collect()
+    };
+    waiting.flat_map(of).collect()
 }
 
 /// The model of each waiting job.
@@ -105,7 +130,11 @@ fn count(board: &mut Board) {
 
 /// Devices, engines and running jobs.
 fn still(shared: &Shared, board: &Board) -> Scene {
-    let device = |(id, place): (u32, &super::Place)| Device { id: DeviceId(id), memory_bytes: place.memory_bytes };
+    let device = |(id, place): (u32, &super::Place)| Device {
+        id: DeviceId(id),
+        memory_bytes: place.memory_bytes,
+        shares_weights: place.shares_weights,
+    };
     let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let engine = |(id, engine): (&schedule::EngineId, &super::engines::Engine)| {
         let schedule::NewEngine { device, trunk, lane } = engine.numbers;
@@ -113,12 +142,18 @@ fn still(shared: &Shared, board: &Board) -> Scene {
     };
     let job =
         |run: &super::board::Run| Job { state: Progress::Running { engine: run.engine, is_pausing: run.is_pausing() }, ..run.numbers };
+    let bar = |(kind, later): (&Kind, &Backoff)| {
+        let Kind { device, trunk, lane, job } = *kind;
+        Some(Bar { device, trunk, lane, job, left_ms: ms(later.left()?) })
+    };
     Scene {
         devices: (0..).zip(&shared.options.places).map(device).collect(),
         trunks: Vec::new(),
         engines: board.engines.iter().map(engine).collect(),
         tenants: Vec::new(),
         jobs: board.running.values().map(job).collect(),
+        bars: board.engines_later.iter().filter_map(bar).collect(),
+        foreign: Vec::new(),
         rules: shared.options.rules,
     }
 }
@@ -132,8 +167,7 @@ fn enter(
     lengths: &mut BTreeMap<TenantId, usize>,
 ) {
     let trunk = board.trunk(model.digest);
-    let later = [board.jobs_later.get(&queued.job), board.trunks_later.get(&trunk)];
-    if let Some((later, left)) = later.into_iter().flatten().find_map(|later| Some((later, later.left()?))) {
+    if let Some((later, left)) = board.jobs_later.get(&queued.job).and_then(|later| Some((later, later.left()?))) {
         view.aside.push((queued.job, format!("the host failed it and tries again in {} s: {}", left.as_secs() + 1, later.why)));
         return;
     }
@@ -185,10 +219,13 @@ fn lane(lane: nodus_state::Lane) -> schedule::Lane {
 /// What engines take, of every trunk that somebody names. Where devices differ, the most.
 fn trunks<'a>(shared: &Shared, board: &mut Board, waiting: impl Iterator<Item = &'a Arc<OpenModel>>) -> Vec<Trunk> {
     let places = &shared.options.places;
-    let most = |model: &OpenModel| {
-        let bytes = places.iter().map(|place| shared.cellar.engine_bytes(model, &shared.options.device, place.device));
-        bytes.max().unwrap_or(0)
+    let (cellar, args) = (&shared.cellar, &shared.options.device);
+    let most = |bytes: &dyn Fn(DeviceChoice) -> u64| places.iter().map(|place| bytes(place.device)).max().unwrap_or(0);
+    let trunk = |board: &mut Board, model: &OpenModel| Trunk {
+        id: board.trunk(model.digest),
+        engine_bytes: most(&|device| cellar.engine_bytes(model, args, device)),
+        weight_bytes: most(&|device| cellar.weight_bytes(model, args, device)),
     };
     let models: BTreeMap<_, Arc<OpenModel>> = waiting.cloned().chain(shared.cellar.models()).map(|model| (model.digest, model)).collect();
-    models.values().map(|model| Trunk { id: board.trunk(model.digest), engine_bytes: most(model) }).collect()
+    models.values().map(|model| trunk(board, model)).collect()
 }

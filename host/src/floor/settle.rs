@@ -18,6 +18,7 @@ use super::engines::lane_name;
 use super::numbers;
 use crate::books::Account;
 use crate::error::{exit_code, refusal_code};
+use crate::journal::BegunElsewhere;
 use crate::receipt;
 use crate::run::conclude::{CANCELLED, INTERNAL, Kept, Office, REFUSED, Status, conclude, enter};
 use crate::run::crew::{Fared, Post};
@@ -28,8 +29,8 @@ const GUEST_PROCESS: &str = "guest-process";
 /// How often a settlement is tried that the disk refuses.
 const TRIES: u32 = 5;
 
-/// Attempts at one job, whatever ended them.
-const ATTEMPTS_MAX: u64 = 100;
+/// Failures of the host that one job may meet in all, however far it got between them, over restarts of the service.
+const FAILURES_MAX: u64 = 100;
 
 /// An attempt that ended.
 pub(super) struct Attempted {
@@ -37,6 +38,8 @@ pub(super) struct Attempted {
     pub(super) post: Post,
     pub(super) fared: Fared,
     pub(super) ending: Ending,
+    /// Whether the job was kept further on than it had been before.
+    pub(super) is_further: bool,
     /// Time in passes.
     pub(super) device_ns: u64,
     pub(super) lane: &'static str,
@@ -78,8 +81,15 @@ fn settle_blocking(shared: &Shared, claim: Claim, attempted: anyhow::Result<Atte
             let code = refusal_code(&error).unwrap_or(REFUSED);
             return end(shared, claim, (Outcome::Failed, &error.to_string(), code), 0);
         }
-        Err(error) => return again(shared, claim, &format!("{error:#}"), Outcome::Broken, 0),
+        Err(error) => {
+            if let Some(BegunElsewhere { identity }) = error.downcast_ref() {
+                shared.board().began.insert(claim.job, *identity);
+                return requeue(shared, claim, ("class", "it waits for a device of the class that it began on"));
+            }
+            return again(shared, claim, (&format!("{error:#}"), Outcome::Broken), false, 0);
+        }
     };
+    let is_further = attempted.is_further;
     let device_ms = attempted.device_ns / 1_000_000;
     let account = account(claim, attempted.work.tenant_name.clone());
     match &attempted.ending {
@@ -95,7 +105,7 @@ fn settle_blocking(shared: &Shared, claim: Claim, attempted: anyhow::Result<Atte
                 }
                 Ending::GuestProcess(how) => {
                     let why = format!("the process that ran the component {how}");
-                    again(shared, claim, &why, Outcome::Failed, device_ms)
+                    again(shared, claim, (&why, Outcome::Failed), is_further, device_ms)
                 }
                 Ending::EngineProcess { how, was_at_work } => {
                     let is_guilty = *was_at_work && shared.board().suspects.died(claim.job, attempted.lane == lane_name(Lane::Solo));
@@ -108,9 +118,9 @@ fn settle_blocking(shared: &Shared, claim: Claim, attempted: anyhow::Result<Atte
                         charge(shared, claim, device_ms)?;
                         return requeue(shared, claim, (INTERNAL, "a fault of the host"));
                     }
-                    again(shared, claim, &format!("an engine process {how}"), Outcome::Broken, device_ms)
+                    again(shared, claim, (&format!("an engine process {how}"), Outcome::Broken), is_further, device_ms)
                 }
-                Ending::HostFault(why) => again(shared, claim, why, Outcome::Broken, device_ms),
+                Ending::HostFault(why) => again(shared, claim, (why, Outcome::Broken), is_further, device_ms),
                 Ending::Diverged(why) => {
                     tracing::error!(job = %claim.job, attempt = claim.attempt, "{why}");
                     end(shared, claim, (Outcome::Broken, OURS, INTERNAL), device_ms)
@@ -146,7 +156,7 @@ fn conclude_over(shared: &Shared, claim: Claim, attempted: &Attempted, account: 
         Status::Stopped => (Outcome::Stopped, None),
         Status::Cancelled | Status::NotStarted => (Outcome::Cancelled, None),
         Status::Failed(why) => (Outcome::Failed, Some(why.as_str())),
-        Status::Broken(error) => return again(shared, claim, &format!("{error:#}"), Outcome::Broken, device_ms),
+        Status::Broken(error) => return again(shared, claim, (&format!("{error:#}"), Outcome::Broken), attempted.is_further, device_ms),
     };
     let dir = attempted.workspace.dir();
     let is_kept = !matches!(verdict.kept, Kept::Nothing | Kept::Left);
@@ -156,19 +166,23 @@ fn conclude_over(shared: &Shared, claim: Claim, attempted: &Attempted, account: 
     finish_job(shared, claim, &finish)
 }
 
-/// Puts a job that was no fault of its own back into the queue; where that was so too often, it ends as `last`.
-fn again(shared: &Shared, claim: Claim, why: &str, last: Outcome, device_ms: u64) -> anyhow::Result<()> {
+/// Puts a job that was no fault of its own back into the queue; where that was so too often, it ends as `last`. Where it was kept further on
+/// since it failed before, this failure is the first of those that count together.
+fn again(shared: &Shared, claim: Claim, (why, last): (&str, Outcome), is_further: bool, device_ms: u64) -> anyhow::Result<()> {
     tracing::error!(job = %claim.job, attempt = claim.attempt, "a job is to be run again: {why}");
     let (told, code) = if last == Outcome::Failed { (why, GUEST_PROCESS) } else { ("a fault of the host", INTERNAL) };
     let backoff = {
         let mut board = shared.board();
-        let backoff = Backoff::after(board.jobs_later.get(&claim.job), shared.options.backoff, told.to_owned());
+        let before = board.jobs_later.get(&claim.job).filter(|_| !is_further);
+        let backoff = Backoff::after(before, shared.options.backoff, told.to_owned());
         board.jobs_later.insert(claim.job, backoff.clone());
         backoff
     };
-    // Restarts of the service are no job's doing, and are not counted, unless there is no end of them.
-    if backoff.count >= shared.options.faults_max || claim.attempt >= ATTEMPTS_MAX {
-        let message = if last == Outcome::Failed { format!("{why}, {} times", backoff.count) } else { OURS.to_owned() };
+    let failures = Cell::new(0);
+    persist(|| shared.state.count_failure(&claim).map(|count| failures.set(count)))?;
+    if backoff.count >= shared.options.faults_max || failures.get() >= FAILURES_MAX {
+        let times = u64::from(backoff.count).max(failures.get());
+        let message = if last == Outcome::Failed { format!("{why}, {times} times") } else { OURS.to_owned() };
         return end(shared, claim, (last, &message, code), device_ms);
     }
     charge(shared, claim, device_ms)?;

@@ -26,7 +26,7 @@ use super::runs::Runs;
 use super::size::Size;
 use super::words::{Brief, FromJob, SealedCode, ToGuest, ToParent};
 use crate::process::fate::Fate;
-use crate::process::socket::{listen, split};
+use crate::process::socket::split;
 use crate::process::spawn::{Ends, spawn};
 use crate::run::services::RunServices;
 
@@ -76,9 +76,9 @@ impl Process {
         let ends = Ends { input: OwnedFd::from(engine_end), output: OwnedFd::from(parent_end) };
         let arguments = [("threads", size.threads as u64), ("data-bytes", size.data_bytes), ("cpu-seconds", size.cpu_seconds)]
             .map(|(name, value)| (name, value.to_string()));
-        let mut child = spawn("guest", &arguments, &[], ends).context("starting a guest process")?;
-        listen(&mut child, "a guest process").context("starting the thread that listens to a guest process")?;
+        let child = spawn("guest", &arguments, &[], ends).context("starting a guest process")?;
         let fate = Arc::new(Fate::new(child));
+        fate.listen("a guest process").context("starting the thread that listens to a guest process")?;
 
         let (reader, writer) = split(parent_stream)?;
         let mut reader = FrameReader::new(BufReader::new(reader), size.message_bytes_max);

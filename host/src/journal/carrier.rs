@@ -2,7 +2,6 @@
 //!
 //! Never answers a call otherwise than before, and never drops one: what cannot be answered is held until the attempt is over.
 
-use std::io;
 use std::sync::Arc;
 
 use nodus_protocol::frame::{decode, encode};
@@ -11,11 +10,12 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use super::book::{Book, Past};
+use super::book::Book;
 use super::call;
-use super::keeper::{Keeper, Word};
-use super::record::{Entry, frame};
-use super::scribe::{Ask, Fault, News, Tally, Terms};
+use super::keeper::Keeper;
+use super::past::Past;
+use super::record::frame;
+use super::scribe::{Ask, Fault, Last, News, Tally, Terms};
 
 /// A call that the engine answered.
 struct Answered {
@@ -55,7 +55,7 @@ pub(super) struct Carrier {
 }
 
 impl Carrier {
-    pub(super) fn new(terms: Terms, Book { past, keeper }: Book, teller: watch::Sender<News>) -> Self {
+    pub(super) fn new(terms: Terms, Book { past, keeper, .. }: Book, teller: watch::Sender<News>) -> Self {
         let (now, kept) = (Instant::now(), past.calls);
         let due = now + terms.every;
         let (tally, in_flight, held) = (Tally::default(), JoinSet::new(), Vec::new());
@@ -102,17 +102,23 @@ impl Carrier {
                     Some(Ask::End(waiting)) => break Some(waiting),
                     None => break None,
                 },
-                () = written(&mut self.writing), if self.writing.is_some() => self.writing = None,
+                is_written = written(&mut self.writing), if self.writing.is_some() => self.written(is_written),
                 () = sleep_until(time), if !is_quiet && may_keep => due = Some(None),
             }
         };
         let is_lost = matches!(self.teller.borrow().fault, Some(Fault::Lost(_)));
         let was_at_work = is_lost || !(self.is_dropped || self.in_flight.is_empty());
-        let keeper = self.keeper;
+        let Self { keeper, mut writing, tally, .. } = self;
         drop(tokio::task::spawn_blocking(move || keeper.end()).await);
+        let is_further = written(&mut writing).await || tally.snapshots > 0;
         if let Some(ended) = ended {
-            ended.send(was_at_work).ok();
+            ended.send(Last { was_at_work, is_further }).ok();
         }
+    }
+
+    fn written(&mut self, is_written: bool) {
+        self.writing = None;
+        self.tally.snapshots += u64::from(is_written);
     }
 
     async fn take(&mut self, request: Request) {
@@ -127,9 +133,13 @@ impl Carrier {
         }
         let number = self.next;
         self.next += 1;
-        if self.past.entries.get(&number).is_some_and(|entry| entry.asked != asked) {
-            let text = format!("run again, the job asked something else than before: its call {number}, to {}", call::name(&command));
-            return self.fail(Fault::Diverged(text), Some(answer));
+        match self.past.look(number).await {
+            Ok(Some(entry)) if entry.asked != asked => {
+                let text = format!("run again, the job asked something else than before: its call {number}, to {}", call::name(&command));
+                return self.fail(Fault::Diverged(text), Some(answer));
+            }
+            Ok(_) => {}
+            Err(error) => return self.fail(Fault::Host(format!("the journal cannot be read: {error}")), Some(answer)),
         }
         if number < self.past.calls {
             return self.answer_again(number, answer).await;
@@ -166,11 +176,11 @@ impl Carrier {
     }
 
     async fn answer_again(&mut self, number: u64, answer: Answer) {
-        let Some(entry) = self.past.entries.remove(&number) else {
+        let Some(entry) = self.past.take(number) else {
             return self.fail(Fault::Host(format!("the journal lacks the reply to call {number}")), Some(answer));
         };
         self.kept_ms = self.kept_ms.max(entry.work_ms);
-        match self.recorded(entry).await.map(|reply| decode(&reply)) {
+        match self.past.reply(entry).await.map(|reply| decode(&reply)) {
             Ok(Ok(reply)) => {
                 self.tally.answered += 1;
                 answer.give(reply);
@@ -179,15 +189,6 @@ impl Carrier {
             Ok(Err(error)) => self.fail(Fault::Host(format!("the reply to call {number} cannot be read: {error}")), Some(answer)),
             Err(error) => self.fail(Fault::Host(format!("the journal cannot be read: {error}")), Some(answer)),
         }
-    }
-
-    /// The bytes of a recorded reply.
-    async fn recorded(&self, entry: Entry) -> io::Result<Vec<u8>> {
-        if let Some(reply) = entry.at_hand() {
-            return Ok(reply);
-        }
-        let mut file = self.past.file.try_clone()?;
-        tokio::task::spawn_blocking(move || entry.reply(&mut file)).await.map_err(io::Error::other)?
     }
 
     /// Gives the engine what it held.
@@ -216,10 +217,10 @@ impl Carrier {
             Ok(bytes) => bytes,
             Err(error) => return self.fail(Fault::Host(format!("a reply cannot be written down: {error}")), Some(answer)),
         };
-        match self.past.entries.remove(&number) {
+        match self.past.take(number) {
             Some(entry) => {
                 let work_ms = entry.work_ms;
-                match self.recorded(entry).await {
+                match self.past.reply(entry).await {
                     Ok(before) if before == bytes => {}
                     Ok(_) => {
                         let text = format!("run again, the job was answered something else than before, bit for bit: to its call {number}");
@@ -234,7 +235,7 @@ impl Carrier {
             None => {
                 let work_ms = self.past.work_ms + u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
                 if let Some(frame) = frame(number, work_ms, asked, &bytes) {
-                    self.keeper.keep(Word::Frame(frame)).await;
+                    self.keeper.keep(frame).await;
                 }
             }
         }
@@ -251,31 +252,34 @@ impl Carrier {
     /// Has the job kept as it is; the last time, nothing of it is carried afterwards.
     async fn snapshot(&mut self, is_last: bool) {
         if is_last && let Some(writing) = self.writing.take() {
-            drop(writing.await);
+            self.written(writing.await.unwrap_or(false));
         }
         if self.may_keep() {
-            match self.terms.engine.call(Command::Snapshot { job: self.terms.job }).await {
-                Ok(Reply::State(state)) => self.keep(state, is_last).await,
-                Ok(_) => self.fail(Fault::Host("a snapshot was answered by something else".to_owned()), None),
-                Err(error) if error.kind == ErrorKind::DeviceLost => self.fail(Fault::Lost(error.message), None),
-                Err(error) => {
-                    tracing::warn!(%error, "a job is not kept as it is: what it does is done again where it is interrupted");
-                    self.due = Instant::now() + self.terms.every;
-                }
-            }
+            self.snapshot_now(is_last).await;
         }
         self.is_closed |= is_last;
     }
 
-    async fn keep(&mut self, state: Box<JobState>, is_last: bool) {
-        self.kept = self.next;
-        self.due = Instant::now() + self.terms.every;
-        let (done, written) = oneshot::channel();
-        self.keeper.keep(Word::Snapshot { calls: self.next, state, done }).await;
-        if is_last {
-            drop(written.await);
-        } else {
-            self.writing = Some(written);
+    async fn snapshot_now(&mut self, is_last: bool) {
+        // Those of other jobs may be on their way to the disk: so many are in memory at once.
+        let room = self.keeper.room_for_snapshot().await;
+        match self.terms.engine.call(Command::Snapshot { job: self.terms.job }).await {
+            Ok(Reply::State(state)) => {
+                self.kept = self.next;
+                self.due = Instant::now() + self.terms.every;
+                let written = self.keeper.keep_snapshot(self.next, (state, room)).await;
+                if is_last {
+                    self.written(written.await.unwrap_or(false));
+                } else {
+                    self.writing = Some(written);
+                }
+            }
+            Ok(_) => self.fail(Fault::Host("a snapshot was answered by something else".to_owned()), None),
+            Err(error) if error.kind == ErrorKind::DeviceLost => self.fail(Fault::Lost(error.message), None),
+            Err(error) => {
+                tracing::warn!(%error, "a job is not kept as it is: what it does is done again where it is interrupted");
+                self.due = Instant::now() + self.terms.every;
+            }
         }
     }
 
@@ -299,10 +303,10 @@ impl Carrier {
     }
 }
 
-/// Waits until a snapshot is on the disk, or is not going to be.
-async fn written(writing: &mut Option<oneshot::Receiver<bool>>) {
-    if let Some(writing) = writing {
-        // That it could not be written is told where it was tried.
-        drop(writing.await);
+/// Waits until a snapshot is on the disk, or is not going to be, which is told where it was tried; whether it is.
+async fn written(writing: &mut Option<oneshot::Receiver<bool>>) -> bool {
+    match writing {
+        Some(writing) => writing.await.unwrap_or(false),
+        None => false,
     }
 }

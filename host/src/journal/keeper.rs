@@ -10,22 +10,29 @@ use std::thread::JoinHandle;
 use anyhow::{Context as _, anyhow};
 use cap_std::fs::{Dir, File};
 use nodus_protocol::{Digest, JobState};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
+use super::book::{IDENTITY_BYTES, REPLIES};
+use super::shelf::bytes_of;
+use super::space::Account;
 use super::{REPLIES_BYTES_MAX, REPLIES_MAX, WAITING_BYTES_MAX, snapshot};
 
 /// Words on their way to the thread.
 const QUEUE: usize = 64;
+/// Bytes of replies among them, in steps of 1 KiB; a longer one goes alone.
+const QUEUE_KIB: u32 = 8 << 10;
 /// Bytes that are written at once, while more come.
 const BATCH_BYTES: usize = 64 << 10;
 
 /// What is to be kept.
 pub(super) enum Word {
-    Frame(Vec<u8>),
+    Frame(Vec<u8>, OwnedSemaphorePermit),
     /// What the engine holds after so many calls; answered when it is on the disk, or is not going to be.
     Snapshot {
         calls: u64,
         state: Box<JobState>,
+        /// Room for it in memory, until then.
+        room: Option<OwnedSemaphorePermit>,
         done: oneshot::Sender<bool>,
     },
 }
@@ -33,6 +40,8 @@ pub(super) enum Word {
 /// The thread.
 pub(super) struct Keeper {
     words: mpsc::Sender<Word>,
+    room: Arc<Semaphore>,
+    account: Account,
     is_given_up: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
@@ -42,17 +51,55 @@ impl Keeper {
     ///
     /// # Errors
     /// Ours: the system has no thread.
-    pub(super) fn start(dir: Dir, file: File, (good, replies): (u64, u64), identity: Digest) -> anyhow::Result<Self> {
+    pub(super) fn start((dir, file): (Dir, File), (good, replies): (u64, u64), identity: Digest, account: Account) -> anyhow::Result<Self> {
         let (words, inbox) = mpsc::channel(QUEUE);
         let is_given_up = Arc::new(AtomicBool::new(false));
-        let desk = Desk { dir, file, good, replies, identity, waiting: Vec::new(), is_failing: false, is_given_up: is_given_up.clone() };
+        let whole_bytes = bytes_of(&dir).context("measuring a job's journal")?;
+        let snapshot_bytes = whole_bytes.saturating_sub(good);
+        account.hold(whole_bytes);
+        let desk = Desk {
+            dir,
+            file,
+            good,
+            replies,
+            identity,
+            account: account.clone(),
+            snapshot_bytes,
+            waiting: Vec::new(),
+            is_failing: false,
+            is_given_up: is_given_up.clone(),
+        };
         let thread = std::thread::Builder::new().name("journal".into()).spawn(move || desk.work(inbox));
-        Ok(Self { words, is_given_up, thread: thread.context("starting a journal's thread")? })
+        let (room, thread) = (Arc::new(Semaphore::new(QUEUE_KIB as usize)), thread.context("starting a journal's thread")?);
+        Ok(Self { words, room, account, is_given_up, thread })
     }
 
-    pub(super) async fn keep(&self, word: Word) {
+    /// Has a reply kept; waits where others wait before it, so that memory holds few.
+    pub(super) async fn keep(&self, frame: Vec<u8>) {
+        let kib = u32::try_from(frame.len().div_ceil(1 << 10)).unwrap_or(u32::MAX).min(QUEUE_KIB);
+        let Ok(permit) = self.room.clone().acquire_many_owned(kib).await else { return };
+        self.say(Word::Frame(frame, permit)).await;
+    }
+
+    /// Has what the engine holds after so many calls kept; tells when it is on the disk, or is not going to be.
+    pub(super) async fn keep_snapshot(
+        &self,
+        calls: u64,
+        (state, room): (Box<JobState>, Option<OwnedSemaphorePermit>),
+    ) -> oneshot::Receiver<bool> {
+        let (done, written) = oneshot::channel();
+        self.say(Word::Snapshot { calls, state, room, done }).await;
+        written
+    }
+
+    async fn say(&self, word: Word) {
         // The thread ends only with this; a panic of it was reported, and nothing is kept any more.
         drop(self.words.send(word).await);
+    }
+
+    /// Room in memory for a snapshot.
+    pub(super) async fn room_for_snapshot(&self) -> Option<OwnedSemaphorePermit> {
+        self.account.snapshot().await
     }
 
     /// Whether the job is not kept any more.
@@ -76,6 +123,9 @@ struct Desk {
     /// Replies in it, and those that wait.
     replies: u64,
     identity: Digest,
+    account: Account,
+    /// Of the snapshots beside it.
+    snapshot_bytes: u64,
     /// Frames that are not in the file.
     waiting: Vec<u8>,
     is_failing: bool,
@@ -89,15 +139,21 @@ impl Desk {
                 continue;
             }
             match word {
-                Word::Frame(frame) => {
+                Word::Frame(frame, permit) => {
+                    if !self.account.wait(frame.len() as u64) {
+                        self.give_up("too much waits for the disk");
+                        continue;
+                    }
                     self.waiting.extend_from_slice(&frame);
                     self.replies += 1;
+                    drop((frame, permit));
                     if inbox.is_empty() || self.waiting.len() >= BATCH_BYTES {
                         self.flush();
                     }
                 }
-                Word::Snapshot { calls, state, done } => {
+                Word::Snapshot { calls, state, room, done } => {
                     let made = self.snapshot(calls, &state);
+                    drop((state, room));
                     if let Err(error) = &made {
                         tracing::warn!("a job's snapshot could not be kept, and is made again later: {error:#}");
                     }
@@ -107,6 +163,7 @@ impl Desk {
             }
         }
         self.flush();
+        self.account.waited(self.waiting.len() as u64);
     }
 
     fn snapshot(&mut self, calls: u64, state: &JobState) -> anyhow::Result<()> {
@@ -114,14 +171,28 @@ impl Desk {
             return Err(anyhow!("the replies before it are not on the disk"));
         }
         self.file.sync_data().context("syncing a job's journal")?;
-        snapshot::write(&self.dir, self.identity, calls, state)
+        let bytes = snapshot::encoded(self.identity, calls, state)?;
+        // The older ones go once it is there: until then all of them take room.
+        if !self.account.hold(self.good + self.snapshot_bytes + bytes.len() as u64) {
+            return Err(anyhow!("journals have taken all the room that they may, in all or of its tenant"));
+        }
+        let written = snapshot::write(&self.dir, calls, &bytes);
+        let whole_bytes = bytes_of(&self.dir).context("measuring a job's journal")?;
+        self.snapshot_bytes = whole_bytes.saturating_sub(self.good);
+        self.account.hold(whole_bytes);
+        written
     }
 
     /// Writes what waits; whether nothing waits any more.
     fn flush(&mut self) -> bool {
+        if !self.account.hold(self.good + self.snapshot_bytes + self.waiting.len() as u64) {
+            self.give_up("journals have taken all the room that they may, in all or of its tenant");
+            return false;
+        }
         match self.write() {
             Ok(()) => {
                 self.good += self.waiting.len() as u64;
+                self.account.waited(self.waiting.len() as u64);
                 self.waiting.clear();
                 self.waiting.shrink_to(BATCH_BYTES);
                 self.is_failing = false;
@@ -135,7 +206,7 @@ impl Desk {
             }
         }
         if self.good > REPLIES_BYTES_MAX || self.replies > REPLIES_MAX || self.waiting.len() > WAITING_BYTES_MAX {
-            self.give_up();
+            self.give_up("it is too long, or waits too long for the disk");
         }
         self.waiting.is_empty() && !self.is_given_up.load(Relaxed)
     }
@@ -149,19 +220,25 @@ impl Desk {
     }
 
     /// From now on the job is not kept: interrupted, it is run again from its start.
-    fn give_up(&mut self) {
+    fn give_up(&mut self, why: &str) {
         let (bytes, replies) = (self.good + self.waiting.len() as u64, self.replies);
-        tracing::warn!(bytes, replies, "a job's journal is too long, or waits too long for the disk: interrupted, the job will begin anew");
+        tracing::warn!(bytes, replies, "a job's journal is not kept any more, {why}: interrupted, the job will begin anew");
         self.is_given_up.store(true, Relaxed);
+        self.account.waited(self.waiting.len() as u64);
         self.waiting = Vec::new();
-        let remove = || -> io::Result<()> {
+        let empty = || -> io::Result<()> {
             for entry in self.dir.entries()? {
-                self.dir.remove_file(entry?.file_name())?;
+                let name = entry?.file_name();
+                if name != REPLIES {
+                    self.dir.remove_file(name)?;
+                }
             }
-            Ok(())
+            // What it is of stays: begun anew, the job tells the same on the same device class alone.
+            self.file.set_len(IDENTITY_BYTES as u64)
         };
-        if let Err(error) = remove() {
-            tracing::warn!("a job's journal could not be removed: {error}");
+        match empty() {
+            Ok(()) => drop(self.account.hold(IDENTITY_BYTES as u64)),
+            Err(error) => tracing::warn!("a job's journal could not be emptied: {error}"),
         }
     }
 }

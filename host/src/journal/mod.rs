@@ -12,22 +12,25 @@ mod book;
 mod call;
 mod carrier;
 mod keeper;
+mod past;
 mod record;
 mod scribe;
 mod shelf;
 mod snapshot;
+mod space;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use book::Book;
+pub(crate) use book::BegunElsewhere;
 pub(crate) use scribe::{Fault, Scribe, Tally, Terms};
 pub(crate) use shelf::Shelf;
+pub(crate) use space::{DISK_BYTES_MAX, Space};
 
 /// Bytes of a job's replies on the disk at most. A job beyond it is no longer kept: where it is interrupted, it is run again from its start.
 const REPLIES_BYTES_MAX: u64 = 2 << 30;
-/// Replies of a job at most: what is known of each is in memory while the job is run again.
+/// Replies of a job at most: each is read when the job is run again.
 const REPLIES_MAX: u64 = 4 << 20;
-/// Bytes of replies that wait in memory for a disk that is full.
+/// Bytes of replies of a job that wait in memory for a disk that is full.
 const WAITING_BYTES_MAX: usize = 64 << 20;
 /// Snapshots of a job on the disk: the last, and one before it in case it cannot be read.
 const SNAPSHOTS_KEPT: usize = 2;

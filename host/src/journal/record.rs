@@ -11,17 +11,19 @@
 //! reply     as postcard writes it
 //! ```
 
-use std::collections::BTreeMap;
 use std::io::{self, Read, Seek as _, SeekFrom};
 
 use cap_std::fs::File;
 use nodus_protocol::Digest;
+use sha2::{Digest as _, Sha256};
 
 const LENGTH_BYTES: usize = 4;
 const CHECKSUM_BYTES: usize = 8;
 const HEAD_BYTES: usize = 8 + 8 + 32;
-/// Replies up to so many bytes are kept in memory while a job is run again; others are read when they are needed.
-const SMALL_BYTES_MAX: usize = 4096;
+/// Replies up to so many bytes are read with their frames; others when they are needed.
+const SMALL_BYTES_MAX: usize = 256;
+/// Bytes of a frame that are read at once.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// A reply that was recorded.
 #[derive(Debug)]
@@ -64,44 +66,73 @@ impl Entry {
 pub(super) fn frame(call: u64, work_ms: u64, asked: Digest, reply: &[u8]) -> Option<Vec<u8>> {
     let length = u32::try_from(HEAD_BYTES + reply.len()).ok()?;
     let body = [&call.to_le_bytes()[..], &work_ms.to_le_bytes(), asked.as_bytes(), reply].concat();
-    Some([&length.to_le_bytes()[..], &checksum(&body), &body].concat())
+    let checksum = checksum(Sha256::digest(&body).into());
+    Some([&length.to_le_bytes()[..], &checksum, &body].concat())
 }
 
-/// Reads a file on from a place; what was recorded, by the number of the call, and up to where the file is whole.
-///
-/// # Errors
-/// What the operating system says.
-pub(super) fn read(file: &mut impl Read, start: u64, file_bytes: u64) -> io::Result<(BTreeMap<u64, Entry>, u64)> {
-    let (mut entries, mut good) = (BTreeMap::new(), start);
-    let mut body = Vec::new();
-    loop {
-        let mut head = [0; LENGTH_BYTES + CHECKSUM_BYTES];
-        if !fill(file, &mut head)? {
-            return Ok((entries, good));
+/// A file of frames, read one after the other from a place where one begins.
+pub(super) struct Frames<R> {
+    file: R,
+    /// Up to where the file is whole, as far as it was read.
+    pub(super) good: u64,
+    file_bytes: u64,
+    buffer: Vec<u8>,
+}
+
+impl<R: Read> Frames<R> {
+    /// `start` is where in the file the reader stands, `file_bytes` where it ends at the latest.
+    pub(super) fn new(file: R, start: u64, file_bytes: u64) -> Self {
+        Self { file, good: start, file_bytes, buffer: vec![0; PIECE_BYTES] }
+    }
+
+    /// What was recorded next, and of which call. None where no whole frame follows; then nothing more is read.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub(super) fn next(&mut self) -> io::Result<Option<(u64, Entry)>> {
+        let mut start = [0; LENGTH_BYTES + CHECKSUM_BYTES + HEAD_BYTES];
+        let (offset, end) = (self.good + start.len() as u64, std::mem::take(&mut self.file_bytes));
+        if offset > end || !fill(&mut self.file, &mut start)? {
+            return Ok(None);
         }
-        let (length, check) = head.split_at(LENGTH_BYTES);
+        let (length, rest) = start.split_at(LENGTH_BYTES);
+        let (check, head) = rest.split_at(CHECKSUM_BYTES);
         let length = length.iter().rev().fold(0, |length, byte| length << 8 | usize::from(*byte));
-        let offset = good + head.len() as u64;
-        body.clear();
         // A length that is damaged must not cost memory.
-        if length < HEAD_BYTES || offset + length as u64 > file_bytes || file.take(length as u64).read_to_end(&mut body)? != length {
-            return Ok((entries, good));
+        let Some(bytes) = length.checked_sub(HEAD_BYTES).filter(|bytes| offset + *bytes as u64 <= end) else { return Ok(None) };
+        let mut hash = Sha256::new_with_prefix(head);
+        let Some(small) = self.body(bytes, &mut hash)? else { return Ok(None) };
+        if checksum(hash.finalize().into()) != check {
+            return Ok(None);
         }
-        let Some((call, entry)) = entry(&body, offset).filter(|_| checksum(&body) == check) else { return Ok((entries, good)) };
-        entries.insert(call, entry);
-        good = offset + length as u64;
+        let Some((call, work_ms, asked)) = parse(head) else { return Ok(None) };
+        let reply = if bytes <= SMALL_BYTES_MAX { Reply::Here(small) } else { Reply::There { offset, bytes } };
+        (self.good, self.file_bytes) = (offset + bytes as u64, end);
+        Ok(Some((call, Entry { asked, work_ms, reply })))
+    }
+
+    /// Reads a reply past, and gives it where it is small; none where the file ends before.
+    fn body(&mut self, bytes: usize, hash: &mut Sha256) -> io::Result<Option<Vec<u8>>> {
+        let (mut left, mut small) = (bytes, Vec::new());
+        while left > 0 {
+            let piece = self.buffer.get_mut(..left.min(PIECE_BYTES)).unwrap_or_default();
+            if !fill(&mut self.file, piece)? {
+                return Ok(None);
+            }
+            hash.update(&*piece);
+            if bytes <= SMALL_BYTES_MAX {
+                small.extend_from_slice(piece);
+            }
+            left -= piece.len();
+        }
+        Ok(Some(small))
     }
 }
 
-fn entry(body: &[u8], offset: u64) -> Option<(u64, Entry)> {
-    let (call, rest) = body.split_first_chunk()?;
+fn parse(head: &[u8]) -> Option<(u64, u64, Digest)> {
+    let (call, rest) = head.split_first_chunk()?;
     let (work_ms, rest) = rest.split_first_chunk()?;
-    let (asked, reply) = rest.split_first_chunk()?;
-    let bytes = reply.len();
-    let reply =
-        if bytes <= SMALL_BYTES_MAX { Reply::Here(reply.to_vec()) } else { Reply::There { offset: offset + HEAD_BYTES as u64, bytes } };
-    let entry = Entry { asked: Digest::from_bytes(*asked), work_ms: u64::from_le_bytes(*work_ms), reply };
-    Some((u64::from_le_bytes(*call), entry))
+    Some((u64::from_le_bytes(*call), u64::from_le_bytes(*work_ms), Digest::from_bytes(*rest.first_chunk()?)))
 }
 
 /// Fills the buffer; whether the file had as much.
@@ -113,8 +144,8 @@ fn fill(file: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
     }
 }
 
-fn checksum(body: &[u8]) -> [u8; CHECKSUM_BYTES] {
-    let [a, b, c, d, e, f, g, h, ..] = *Digest::of(body).as_bytes();
+fn checksum(digest: [u8; 32]) -> [u8; CHECKSUM_BYTES] {
+    let [a, b, c, d, e, f, g, h, ..] = digest;
     [a, b, c, d, e, f, g, h]
 }
 
@@ -123,7 +154,7 @@ mod tests {
     use nodus_protocol::Digest;
     use proptest::prelude::*;
 
-    use super::{frame, read};
+    use super::{Frames, frame};
 
     fn frames(count: u64) -> Vec<Vec<u8>> {
         let reply = |call: u64| vec![call as u8; if call == 2 { 5000 } else { 30 }];
@@ -131,8 +162,9 @@ mod tests {
     }
 
     fn read_all(bytes: &[u8]) -> (Vec<u64>, u64) {
-        let (entries, good) = read(&mut &*bytes, 0, bytes.len() as u64).unwrap();
-        (entries.into_keys().collect(), good)
+        let mut frames = Frames::new(bytes, 0, bytes.len() as u64);
+        let calls = std::iter::from_fn(|| frames.next().unwrap()).map(|(call, _)| call).collect();
+        (calls, frames.good)
     }
 
     proptest! {

@@ -43,6 +43,8 @@ pub(crate) struct Tally {
     pub(crate) repeated: u64,
     /// Optimiser steps among them.
     pub(crate) repeated_steps: u64,
+    /// Snapshots that were made, and are on the disk.
+    pub(crate) snapshots: u64,
     /// Work that was done again, in milliseconds of the time that it took at first.
     pub(crate) repeated_ms: u64,
 }
@@ -58,7 +60,16 @@ pub(super) struct News {
 /// What is asked of it.
 pub(super) enum Ask {
     Checkpoint(oneshot::Sender<()>),
-    End(oneshot::Sender<bool>),
+    End(oneshot::Sender<Last>),
+}
+
+/// How an attempt was at its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Last {
+    /// Whether the job was at work in its engine, or lost it at work.
+    pub(crate) was_at_work: bool,
+    /// Whether the job was kept further on than it had been before: what comes next is no repetition of this attempt.
+    pub(crate) is_further: bool,
 }
 
 /// The scribe of one attempt at a job.
@@ -73,7 +84,7 @@ impl Scribe {
     pub(crate) fn start(terms: Terms, book: Book) -> Self {
         let (client, inbox) = channel(QUEUE);
         let (asks, asked) = mpsc::channel(2);
-        let (teller, news) = watch::channel(News { is_caught_up: book.is_new(), ..News::default() });
+        let (teller, news) = watch::channel(News { is_caught_up: book.is_new, ..News::default() });
         tokio::spawn(Carrier::new(terms, book, teller).work(inbox, asked));
         Self { client, asks, news }
     }
@@ -119,9 +130,9 @@ impl Scribe {
         self.ask(Ask::Checkpoint).await;
     }
 
-    /// Waits until all is written; whether the job was at work in its engine, or lost it at work. It has ended, or will hear nothing any more.
-    pub(crate) async fn end(self) -> bool {
-        self.ask(Ask::End).await.unwrap_or(false)
+    /// Waits until all is written. The job has ended, or will hear nothing any more.
+    pub(crate) async fn end(self) -> Last {
+        self.ask(Ask::End).await.unwrap_or_default()
     }
 
     /// None where the task is gone.

@@ -3,36 +3,58 @@
 //! Never keeps that of a job that has ended.
 
 use std::io;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use cap_std::fs::Dir;
+use nodus_protocol::Digest;
+
+use super::book::{self, Book};
+use super::space::Space;
 
 /// In the data folder.
 const FOLDER: &str = "journals";
 
 /// The folder.
-pub(crate) struct Shelf(Dir);
+pub(crate) struct Shelf {
+    dir: Dir,
+    space: Arc<Space>,
+}
 
 impl Shelf {
     /// Opens it, and makes it where it is not there.
     ///
     /// # Errors
     /// What the operating system says.
-    pub(crate) fn open(data: &Dir) -> anyhow::Result<Self> {
-        data.create_dir_all(FOLDER).and_then(|()| data.open_dir(FOLDER)).map(Self).context("opening the journals")
+    pub(crate) fn open(data: &Dir, space: Space) -> anyhow::Result<Self> {
+        let dir = data.create_dir_all(FOLDER).and_then(|()| data.open_dir(FOLDER)).context("opening the journals")?;
+        let shelf = Self { dir, space: Arc::new(space) };
+        for job in shelf.jobs()? {
+            // One that cannot be measured is measured when its job goes on.
+            let bytes = shelf.dir.open_dir(&job).and_then(|dir| bytes_of(&dir)).unwrap_or(0);
+            shelf.space.found(&job, bytes);
+        }
+        Ok(shelf)
     }
 
-    /// The folder of a job.
+    /// A job's journal, of the tenant of this number; see [`Book::open`].
     ///
     /// # Errors
-    /// What the operating system says.
-    pub(crate) fn of(&self, job: &str) -> anyhow::Result<Dir> {
-        self.0.create_dir_all(job).and_then(|()| self.0.open_dir(job)).context("opening a job's journal")
+    /// As there.
+    pub(crate) fn book(&self, job: &str, tenant: u128, identity: Digest) -> anyhow::Result<Book> {
+        let dir = self.dir.create_dir_all(job).and_then(|()| self.dir.open_dir(job)).context("opening a job's journal")?;
+        Book::open(dir, identity, self.space.account(job, tenant))
+    }
+
+    /// What a job's journal is of; none where it has none.
+    pub(crate) fn identity(&self, job: &str) -> Option<Digest> {
+        book::identity(&self.dir.open_dir(job).ok()?)
     }
 
     /// The job has ended.
     pub(crate) fn remove(&self, job: &str) {
-        match self.0.remove_dir_all(job) {
+        self.space.gone(job);
+        match self.dir.remove_dir_all(job) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(job, "the journal of a job that ended could not be removed: {error}");
             }
@@ -40,18 +62,60 @@ impl Shelf {
         }
     }
 
-    /// Removes those of all other jobs.
+    /// Removes those of jobs that nobody will go on with. Each is asked for after its folder was seen: one that is made later is not touched.
     ///
     /// # Errors
-    /// What the operating system says.
-    pub(crate) fn sweep(&self, is_wanted: impl Fn(&str) -> bool) -> anyhow::Result<()> {
-        for entry in self.0.entries().context("listing the journals")? {
-            let name = entry.context("listing the journals")?.file_name();
-            let name = name.to_string_lossy();
-            if !is_wanted(&name) {
-                self.remove(&name);
+    /// What the operating system says, or whoever is asked.
+    pub(crate) fn sweep(&self, is_wanted: impl Fn(&str) -> anyhow::Result<bool>) -> anyhow::Result<()> {
+        for job in self.jobs()? {
+            if !is_wanted(&job)? {
+                self.remove(&job);
             }
         }
         Ok(())
+    }
+
+    fn jobs(&self) -> anyhow::Result<Vec<String>> {
+        let list = || -> io::Result<Vec<String>> {
+            self.dir.entries()?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+        };
+        list().context("listing the journals")
+    }
+}
+
+/// Bytes of all files in a job's folder.
+pub(super) fn bytes_of(dir: &Dir) -> io::Result<u64> {
+    let mut bytes = 0;
+    for entry in dir.entries()? {
+        bytes += entry?.metadata()?.len();
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::{Shelf, Space};
+
+    /// A journal that is made while the folder is swept is of a job that began meanwhile: whoever is asked knows it only afterwards.
+    #[test]
+    fn a_sweep_asks_for_each_after_it_was_seen_and_touches_none_that_came_later() {
+        let data = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+        let shelf = Shelf::open(&data, Space::new(1 << 20)).unwrap();
+        let journals = data.open_dir("journals").unwrap();
+        for job in ["ended", "runs"] {
+            journals.create_dir(job).unwrap();
+        }
+        let asked = RefCell::new(Vec::new());
+        let is_wanted = |job: &str| {
+            asked.borrow_mut().push(job.to_owned());
+            journals.create_dir_all("began").unwrap();
+            Ok(job == "runs")
+        };
+        shelf.sweep(is_wanted).unwrap();
+        asked.borrow_mut().sort();
+        assert_eq!(*asked.borrow(), ["ended", "runs"]);
+        assert!(!journals.exists("ended") && journals.exists("runs") && journals.exists("began"));
     }
 }

@@ -17,16 +17,24 @@ const PREFIX: &str = "snapshot-";
 const NEW: &str = "new";
 const DIGEST_BYTES: usize = 32;
 
+/// The bytes of one.
+///
+/// # Errors
+/// None that any state has.
+pub(super) fn encoded(identity: Digest, calls: u64, state: &JobState) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = encode(&(identity, calls, state))?;
+    bytes.extend_from_slice(Digest::of(&bytes).as_bytes());
+    Ok(bytes)
+}
+
 /// Writes one, and removes those that are not needed any more.
 ///
 /// # Errors
 /// What the operating system says; then those before are as they were.
-pub(super) fn write(dir: &Dir, identity: Digest, calls: u64, state: &JobState) -> anyhow::Result<()> {
-    let mut bytes = encode(&(identity, calls, state))?;
-    bytes.extend_from_slice(Digest::of(&bytes).as_bytes());
+pub(super) fn write(dir: &Dir, calls: u64, bytes: &[u8]) -> anyhow::Result<()> {
     let make = || -> io::Result<()> {
         let mut file = dir.create(NEW)?;
-        file.write_all(&bytes)?;
+        file.write_all(bytes)?;
         file.sync_all()?;
         dir.rename(NEW, dir, name(calls))?;
         sync_dir(dir)

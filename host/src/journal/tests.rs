@@ -9,7 +9,9 @@ use nodus_protocol::{
     LossSums, Module, Normalisation, Reply, StepReport, TrunkSlot, channel,
 };
 
-use super::{Book, Fault, Scribe, Tally, Terms};
+use super::book::Book;
+use super::space::{Account, Space};
+use super::{BegunElsewhere, Fault, Scribe, Tally, Terms};
 
 const JOB: JobSlot = JobSlot(4);
 const SLOT: AdapterSlot = AdapterSlot { job: JOB, index: 0 };
@@ -100,8 +102,12 @@ fn call(number: u64) -> Command {
     }
 }
 
+fn account() -> Account {
+    Arc::new(Space::new(1 << 30)).account("job", 1)
+}
+
 fn open(dir: &TempDir) -> anyhow::Result<Book> {
-    Book::open(dir.try_clone().unwrap(), Digest::of(b"class"))
+    Book::open(dir.try_clone().unwrap(), Digest::of(b"class"), account())
 }
 
 fn begin(dir: &TempDir, engine: &Client, every: Duration) -> Scribe {
@@ -202,7 +208,7 @@ async fn snapshots_are_made_as_often_as_wished_and_two_are_kept() {
     let bytes = dir.read("replies").unwrap();
     dir.write("replies", &bytes[..bytes.len() / 2]).unwrap();
     let book = open(&dir).unwrap();
-    assert!(book.past.calls == 0 && book.past.state.is_none() && !book.past.entries.is_empty());
+    assert!(book.past.calls == 0 && book.past.state.is_none() && !book.is_new);
 }
 
 #[tokio::test]
@@ -219,8 +225,11 @@ async fn what_was_torn_off_is_done_again() {
         let scribe = begin(&dir, &second, NEVER);
         assert_eq!(calls(&scribe, 0..CALLS).await, expected);
         scribe.end().await;
-        let numbers = |bytes: &[u8]| super::record::read(&mut &bytes[32..], 0, bytes.len() as u64 - 32).unwrap().0.into_keys().collect();
-        let (again, before): (Vec<u64>, Vec<u64>) = (numbers(&dir.read("replies").unwrap()), numbers(&whole));
+        let numbers = |bytes: &[u8]| -> Vec<u64> {
+            let mut frames = super::record::Frames::new(&bytes[32..], 0, bytes.len() as u64 - 32);
+            std::iter::from_fn(|| frames.next().unwrap()).map(|(call, _)| call).collect()
+        };
+        let (again, before) = (numbers(&dir.read("replies").unwrap()), numbers(&whole));
         assert_eq!(again, before);
     }
 }
@@ -260,8 +269,8 @@ async fn another_call_or_another_answer_than_before_is_told_and_not_answered() {
     assert!(text.contains("answered something else than before, bit for bit: to its call 1"), "{text}");
     scribe.end().await;
 
-    let error = Book::open(dir.try_clone().unwrap(), Digest::of(b"another class")).map(drop).unwrap_err();
-    assert!(error.to_string().contains("another device class"), "{error}");
+    let error = Book::open(dir.try_clone().unwrap(), Digest::of(b"another class"), account()).map(drop).unwrap_err();
+    assert_eq!(error.downcast::<BegunElsewhere>().unwrap().identity, Digest::of(b"class"));
 }
 
 #[tokio::test]
@@ -305,7 +314,8 @@ async fn a_disk_that_refuses_costs_the_snapshot_and_nothing_else() {
     let mut book = open(&dir).unwrap();
     // A handle that cannot be written stands for a disk that is full.
     let refusing =
-        super::keeper::Keeper::start(dir.try_clone().unwrap(), dir.open("replies").unwrap(), (32, 0), Digest::of(b"class")).unwrap();
+        super::keeper::Keeper::start((dir.try_clone().unwrap(), dir.open("replies").unwrap()), (32, 0), Digest::of(b"class"), account())
+            .unwrap();
     std::mem::replace(&mut book.keeper, refusing).end();
     let terms = Terms { engine: engine.clone(), job: JOB, trunk: TrunkSlot(0), cohort: None, every: Duration::ZERO };
     let scribe = Scribe::start(terms, book);
@@ -314,6 +324,72 @@ async fn a_disk_that_refuses_costs_the_snapshot_and_nothing_else() {
     assert!(scribe.fault().is_none());
     scribe.end().await;
     let book = open(&dir).unwrap();
-    assert!(book.is_new() && book.past.state.is_none());
+    assert!(book.is_new && book.past.state.is_none());
     assert_eq!(dir.entries().unwrap().count(), 1, "nothing half-made is left");
+}
+
+/// However long a journal is, a job that goes on has few of its replies in memory; and it hears the same where they were written out of order.
+#[tokio::test]
+async fn a_long_journal_is_read_as_the_job_comes_to_it() {
+    let dir = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+    let (first, _) = engine(Flaw::None);
+    let scribe = begin(&dir, &first, NEVER);
+    let expected = calls(&scribe, 0..2000).await;
+    scribe.end().await;
+    // Neighbours change places, as replies of calls that are under way together do.
+    let bytes = dir.read("replies").unwrap();
+    let mut frames: Vec<&[u8]> = Vec::new();
+    let mut rest = &bytes[32..];
+    while !rest.is_empty() {
+        let length = 12 + u32::from_le_bytes(rest[..4].try_into().unwrap()) as usize;
+        frames.push(&rest[..length]);
+        rest = &rest[length..];
+    }
+    frames.chunks_mut(3).for_each(<[_]>::reverse);
+    dir.write("replies", [&bytes[..32], &frames.concat()].concat()).unwrap();
+
+    let mut book = open(&dir).unwrap();
+    for call in 0..2000 {
+        assert!(book.past.look(call).await.unwrap().is_some(), "call {call}");
+        assert!(book.past.take(call).is_some() && book.past.at_hand() < 70, "{} entries at hand", book.past.at_hand());
+    }
+    assert!(book.past.is_over());
+    book.keeper.end();
+    let (second, _) = engine(Flaw::None);
+    let scribe = begin(&dir, &second, NEVER);
+    assert_eq!(calls(&scribe, 0..2000).await, expected);
+    assert!(scribe.is_caught_up());
+    scribe.end().await;
+}
+
+/// A job whose journal finds no room goes on all the same, is not kept, and still says where it began.
+#[tokio::test]
+async fn a_journal_without_room_costs_its_being_kept() {
+    let dir = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+    let (engine, _) = engine(Flaw::None);
+    // A tenant has a quarter: room for a few replies.
+    let space = Arc::new(Space::new(4 * 600));
+    let book = Book::open(dir.try_clone().unwrap(), Digest::of(b"class"), space.account("job", 1)).unwrap();
+    let terms = Terms { engine: engine.clone(), job: JOB, trunk: TrunkSlot(0), cohort: None, every: NEVER };
+    let scribe = Scribe::start(terms, book);
+    assert!(calls(&scribe, 0..CALLS).await.iter().all(|answer| answer.starts_with("Ok")));
+    assert!(scribe.fault().is_none());
+    let last = scribe.end().await;
+    assert!(!last.is_further);
+    assert_eq!(dir.read("replies").unwrap(), Digest::of(b"class").as_bytes());
+    assert!(open(&dir).unwrap().is_new);
+}
+
+#[tokio::test]
+async fn an_attempt_tells_whether_it_was_kept_further_on() {
+    let dir = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+    for (calls_made, is_kept) in [(4, false), (4, true), (4, false), (8, true)] {
+        let (engine, _) = engine(Flaw::None);
+        let scribe = begin(&dir, &engine, NEVER);
+        calls(&scribe, 0..calls_made).await;
+        if is_kept {
+            scribe.checkpoint().await;
+        }
+        assert_eq!(scribe.end().await.is_further, is_kept, "{calls_made}");
+    }
 }

@@ -1,11 +1,12 @@
 //! A process that this one started: why it was ended, and how it ended.
 //!
-//! Never leaves it behind: dropped, it is ended and waited for.
+//! Never leaves it behind: dropped, it is ended and waited for. Who may not block calls [`end`] first.
 
 use std::process::Child;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::mps::Mps;
+use super::socket::listen;
 use super::spawn::how;
 
 /// The process itself, and why it was ended.
@@ -24,6 +25,14 @@ impl Fate {
     /// Of a process that is a client of this daemon.
     pub(crate) fn of_client(child: Child, mps: Option<Arc<Mps>>) -> Self {
         Self { child: Mutex::new(child), sentence: Mutex::new(None), mps }
+    }
+
+    /// Logs what the process writes to standard error, until it ends. `name` is what it is called in the log.
+    ///
+    /// # Errors
+    /// The system has no thread.
+    pub(crate) fn listen(&self, name: &'static str) -> std::io::Result<()> {
+        listen(&mut self.child.lock().unwrap_or_else(PoisonError::into_inner), name)
     }
 
     /// The process's number.
@@ -55,6 +64,17 @@ impl Fate {
     }
 }
 
+/// Ends a process for a reason and waits for it, away from the threads that carry tasks: a daemon may take its time. How it ended.
+pub(crate) async fn end(fate: &Arc<Fate>, reason: Option<String>) -> String {
+    let fate = fate.clone();
+    let ended = tokio::task::spawn_blocking(move || {
+        fate.seal(reason);
+        fate.how()
+    });
+    // A panic of it was reported where it happened.
+    ended.await.unwrap_or_else(|_| "was lost".to_owned())
+}
+
 impl Drop for Fate {
     fn drop(&mut self) {
         let child = self.child.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -71,5 +91,40 @@ fn farewell(mps: Option<&Mps>, child: &mut Child) {
         && let Err(error) = mps.terminate(child.id())
     {
         tracing::warn!("an MPS client is killed without having been told off: {error:#}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::super::mps::tests::daemon;
+    use super::{Fate, end};
+
+    /// A client of a daemon that takes its time: on the one thread that there is, others go on meanwhile.
+    #[tokio::test]
+    async fn an_end_that_takes_time_keeps_nobody_from_working() {
+        let folder = tempfile::tempdir().unwrap();
+        let daemon = Arc::new(daemon(&folder, "sleep 0.2"));
+        let child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let fate = Arc::new(Fate::of_client(child, Some(daemon.clone())));
+        let mut beats = 0;
+        let beat = async {
+            loop {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                beats += 1;
+            }
+        };
+        let how = tokio::select! {
+            how = end(&fate, Some("was told to".to_owned())) => how,
+            () = beat => unreachable!("it beats for ever"),
+        };
+        assert_eq!(how, "was told to");
+        assert!(beats >= 10, "{beats} beats");
+        let began = std::time::Instant::now();
+        drop(fate);
+        assert!(began.elapsed() < Duration::from_millis(100), "nothing is left to be done when it is dropped");
     }
 }

@@ -2,27 +2,42 @@
 //!
 //! Leaves the card's compute mode alone. A program whose daemon is not reachable runs without MPS and says nothing, so that it is asked.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use nodus_protocol::Digest;
 
-const CONTROL: &str = "nvidia-cuda-mps-control";
+use super::weights::Keeper;
+use crate::text::one_line;
+
+/// The driver's program that starts a daemon, and speaks to one.
+pub(crate) const CONTROL: &str = "nvidia-cuda-mps-control";
 /// How long the daemon may take to list its clients.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long the daemon may take for one answer. After a fault on the card it answers nobody until its clients are gone, for minutes, so that
 /// they must not wait for it to go.
 const ANSWER: Duration = Duration::from_secs(3);
-/// How long a client that is told off may take to be gone.
+/// How long the daemon may take to get a client's work off the card.
 const FAREWELL: Duration = Duration::from_secs(10);
 
 /// A running daemon; ended when dropped.
 #[derive(Debug)]
 pub(crate) struct Mps {
+    control: PathBuf,
     folder: PathBuf,
+    /// Weights that its clients share, by their models.
+    weights: Mutex<BTreeMap<Digest, Arc<Keeper>>>,
 }
+
+/// There is no daemon any more.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("the MPS daemon is gone: {0}")]
+pub(crate) struct Gone(String);
 
 impl Mps {
     /// Starts a daemon whose sockets and logs lie in `folder`.
@@ -30,7 +45,15 @@ impl Mps {
     /// # Errors
     /// Ours: the system has none, or it does not start.
     pub(crate) fn start(folder: PathBuf) -> anyhow::Result<Self> {
-        let daemon = Self { folder };
+        Self::start_by(CONTROL.into(), folder)
+    }
+
+    /// The same by a program at another place.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn start_by(control: PathBuf, folder: PathBuf) -> anyhow::Result<Self> {
+        let daemon = Self { control, folder, weights: Mutex::default() };
         let status = daemon.control().arg("-d").stdout(Stdio::null()).status();
         let status = status.with_context(|| format!("starting {CONTROL}, which comes with the driver"))?;
         anyhow::ensure!(status.success(), "{CONTROL} -d ended with {status}");
@@ -38,8 +61,18 @@ impl Mps {
     }
 
     /// One that a process before this one left running, perhaps.
-    pub(crate) fn left(folder: PathBuf) -> Self {
-        Self { folder }
+    pub(crate) fn left(control: PathBuf, folder: PathBuf) -> Self {
+        Self { control, folder, weights: Mutex::default() }
+    }
+
+    /// Whom clients with this model have its weights from: they stand once on the card for all of them.
+    pub(crate) fn weights(&self, model: Digest) -> Arc<Keeper> {
+        self.weights.lock().unwrap_or_else(PoisonError::into_inner).entry(model).or_default().clone()
+    }
+
+    /// Whether there is none any more, as its control program says. One that is silent for a while lives: after a fault on the card it is.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.ask("get_server_list").is_err_and(|error| error.is::<Gone>())
     }
 
     /// What a client's environment needs, with this percentage of threads where there is one.
@@ -79,15 +112,14 @@ impl Mps {
     /// # Errors
     /// Ours: the daemon is not asked, or the client does not go.
     pub(crate) fn terminate(&self, process: u32) -> anyhow::Result<()> {
-        let asked = Instant::now();
-        let find = || self.clients().map(|clients| clients.into_iter().find(|(_, client)| *client == process));
-        let Some((server, _)) = find()? else { return Ok(()) };
-        self.ask(&format!("terminate_client {server} {process}"))?;
-        while find()?.is_some() {
-            anyhow::ensure!(asked.elapsed() < FAREWELL, "process {process} is still a client of the MPS daemon after terminate_client");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
+        let found = match self.clients().map(|clients| clients.into_iter().find(|(_, client)| *client == process)) {
+            // A client of a daemon that is gone is nobody's client.
+            Err(error) if error.is::<Gone>() => None,
+            found => found?,
+        };
+        let Some((server, _)) = found else { return Ok(()) };
+        // Answered once its work is off the card; it stays a client until it ends.
+        self.ask_for(&format!("terminate_client {server} {process}"), FAREWELL).map(drop)
     }
 
     /// Servers and their clients, by their processes.
@@ -101,26 +133,36 @@ impl Mps {
     }
 
     fn ask(&self, words: &str) -> anyhow::Result<String> {
-        let mut child =
-            self.control().stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().with_context(|| format!("starting {CONTROL}"))?;
+        self.ask_for(words, ANSWER)
+    }
+
+    fn ask_for(&self, words: &str, patience: Duration) -> anyhow::Result<String> {
+        let mut command = self.control();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().with_context(|| format!("starting {CONTROL}"))?;
         if let Some(mut input) = child.stdin.take() {
-            writeln!(input, "{words}").with_context(|| format!("asking {CONTROL}"))?;
+            // One that finds no daemon ends before it reads; how is seen below.
+            drop(writeln!(input, "{words}"));
         }
         let asked = Instant::now();
         while child.try_wait().with_context(|| format!("asking {CONTROL}"))?.is_none() {
-            if asked.elapsed() > ANSWER {
+            if asked.elapsed() > patience {
                 drop(child.kill());
                 drop(child.wait());
-                anyhow::bail!("the MPS daemon has not answered `{words}` for {} s", ANSWER.as_secs());
+                anyhow::bail!("the MPS daemon has not answered `{words}` for {} s", patience.as_secs());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
         let output = child.wait_with_output().with_context(|| format!("asking {CONTROL}"))?;
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        if !output.status.success() {
+            return Err(Gone(format!("asked `{words}`, {CONTROL} ended with {}: {}", output.status, one_line(&said, 200))).into());
+        }
+        Ok(said)
     }
 
     fn control(&self) -> Command {
-        let mut command = Command::new(CONTROL);
+        let mut command = Command::new(&self.control);
         command.envs(self.environment(None));
         command
     }
@@ -128,7 +170,9 @@ impl Mps {
 
 impl Drop for Mps {
     fn drop(&mut self) {
-        if let Err(error) = self.ask("quit") {
+        if let Err(error) = self.ask("quit")
+            && !error.is::<Gone>()
+        {
             tracing::warn!(%error, "the MPS daemon may still run");
         }
     }
@@ -140,8 +184,46 @@ fn numbers(answer: &str) -> Vec<u32> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{Mps, numbers};
+pub(crate) mod tests {
+    use std::path::{Path, PathBuf};
+
+    use super::{Gone, Mps, numbers};
+
+    /// A program that acts as the driver's does: a daemon is a file in its folder, and every answer is made by `answer` first.
+    pub(crate) fn control(folder: &Path, answer: &str) -> PathBuf {
+        let program = folder.join("control");
+        let text = format!(
+            "#!/bin/sh\nif [ \"$1\" = -d ]; then touch \"$CUDA_MPS_PIPE_DIRECTORY/alive\"; exit; fi\n\
+             [ -e \"$CUDA_MPS_PIPE_DIRECTORY/alive\" ] || {{ echo 'Cannot find MPS control daemon process'; exit 1; }}\n\
+             read words\n{answer}\n[ \"$words\" = quit ] && rm \"$CUDA_MPS_PIPE_DIRECTORY/alive\"\necho\n"
+        );
+        let dir = cap_std::fs::Dir::open_ambient_dir(folder, cap_std::ambient_authority()).unwrap();
+        dir.write("control", text).unwrap();
+        dir.set_permissions("control", cap_std::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        program
+    }
+
+    /// A daemon of such a program.
+    pub(crate) fn daemon(folder: &tempfile::TempDir, answer: &str) -> Mps {
+        let control = control(folder.path(), answer);
+        Mps::start_by(control, folder.path().to_owned()).unwrap()
+    }
+
+    #[test]
+    fn a_daemon_that_is_gone_is_told_from_one_that_is_silent() {
+        let folder = tempfile::tempdir().unwrap();
+        let alive = daemon(&folder, "");
+        assert!(!alive.is_gone() && alive.clients().unwrap().is_empty());
+        let dir = cap_std::fs::Dir::open_ambient_dir(folder.path(), cap_std::ambient_authority()).unwrap();
+        dir.remove_file("alive").unwrap();
+        assert!(alive.is_gone());
+        let error = alive.ask("get_server_list").unwrap_err();
+        assert!(error.is::<Gone>() && error.to_string().contains("Cannot find"), "{error}");
+        assert!(alive.terminate(1).is_ok(), "nobody is the client of a daemon that is gone");
+        let folder = tempfile::tempdir().unwrap();
+        let silent = daemon(&folder, "[ \"$words\" = quit ] || exec sleep 10");
+        assert!(!silent.is_gone());
+    }
 
     #[test]
     fn a_limit_is_in_whole_mebibytes_and_never_less_than_was_asked_for() {

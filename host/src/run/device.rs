@@ -10,7 +10,11 @@ use anyhow::Context as _;
 use nodus_engine::plan::{attention_shape, matrices, widest};
 use nodus_engine::{Counts, Engine, EngineHandle, JobBytes, Options};
 use nodus_kernels::cpu::CpuDevice;
+<<<<<<< HEAD
 use nodus_kernels::cuda::{CudaDevice, Launching, rows_max};
+=======
+use nodus_kernels::cuda::{CudaDevice, Launching, WeightSharing};
+>>>>>>> main
 use nodus_kernels::{Device as _, DeviceError};
 use nodus_protocol::{Client, Digest, EngineError, JobSlot, TrunkSlot};
 use nodus_sandbox::services::{Text, Trunk};
@@ -21,6 +25,7 @@ use super::services::HostText;
 use crate::cli::DeviceArgs;
 use crate::error::user;
 use crate::machine;
+use crate::process::weights::Link;
 use crate::text::escape;
 
 /// Commands that may wait at the engine before their jobs must.
@@ -40,6 +45,8 @@ pub(crate) struct Rig<'a> {
     pub(crate) buffer_bytes_max: u64,
     /// The class that it must be of, where a receipt says so.
     pub(crate) expected: Option<&'a Class>,
+    /// Whom its weights are shared with: processes that hold the same one model.
+    pub(crate) weights: Option<&'a Link>,
 }
 
 /// An engine, started.
@@ -76,20 +83,29 @@ impl Device {
     /// As there.
     pub(crate) fn start_with<'a>(models: impl Iterator<Item = &'a OpenModel>, rig: Rig<'_>, launching: Launching) -> anyhow::Result<Self> {
         let models: BTreeMap<Digest, &OpenModel> = models.map(|model| (model.digest, model)).collect();
+        let given = rig.weights.map_or(Ok(None), Link::ask).context("asking for weights that others hold")?;
+        let maker = rig.weights.filter(|_| given.is_none());
         let device = match rig.chosen {
             Chosen::Cpu => {
                 let threads = machine::threads(rig.args.threads)?;
                 let device = CpuDevice::with_memory_limit(threads, rig.buffer_bytes_max).context("starting the CPU device")?;
-                Self::launch(device, &models, options(rig.args, Options::default()))?
+                Self::launch(device, &models, options(rig.args, Options::default()), maker)?
             }
             Chosen::Cuda(chosen) => {
                 let mut device = chosen.open(rig.buffer_bytes_max)?;
                 device.launch_by(launching);
                 prove(&mut device, &models).context("running the exactness gate")?;
+                let unshared = if maker.is_some() { WeightSharing::Make } else { WeightSharing::Own };
+                device.hold_weights(given.map_or(unshared, WeightSharing::Given)).context("taking weights that others hold")?;
                 let quarter = rig.buffer_bytes_max.min(device.free_bytes()) / 4;
+<<<<<<< HEAD
                 let rows_max = rows_max(models.values().map(|model| widest(&model.config)).max().unwrap_or(0));
                 let usual = Options { rows_max, kept_bytes_max: quarter, trunk_cache_bytes: quarter, ..Options::default() };
                 let mut device = Self::launch(device, &models, options(rig.args, usual))?;
+=======
+                let usual = Options { rows_max: CARD_ROWS_MAX, kept_bytes_max: quarter, trunk_cache_bytes: quarter, ..Options::default() };
+                let mut device = Self::launch(device, &models, options(rig.args, usual), maker)?;
+>>>>>>> main
                 device.beside = chosen.driver();
                 device
             }
@@ -100,7 +116,12 @@ impl Device {
         Ok(device)
     }
 
-    fn launch<D: nodus_kernels::Device>(device: D, models: &BTreeMap<Digest, &OpenModel>, options: Options) -> anyhow::Result<Self> {
+    fn launch<D: nodus_kernels::Device>(
+        device: D,
+        models: &BTreeMap<Digest, &OpenModel>,
+        options: Options,
+        maker: Option<&Link>,
+    ) -> anyhow::Result<Self> {
         let mut engine = Engine::new(device, options);
         let mut slots = BTreeMap::new();
         for (digest, model) in models {
@@ -110,6 +131,8 @@ impl Device {
             };
             slots.insert(*digest, slot.with_context(|| format!("loading model `{}`", model.name))?);
         }
+        let made = engine.share_weights().context("handing weights over")?;
+        maker.map_or(Ok(()), |link| link.tell(made.as_ref())).context("handing weights over")?;
         let (client, handle) = engine.spawn(ENGINE_QUEUE).context("starting the engine's thread")?;
         Ok(Self { handle, client, slots, beside: None })
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use metrics_exporter_prometheus::PrometheusHandle;
 use nodus_sandbox::{Limits, Sandbox, SandboxOptions};
-use nodus_state::{Bars, Change, State};
+use nodus_state::{Bars, Change, Kinds, State, What};
 use tokio::sync::{Semaphore, watch};
 
 use super::failure::Failure;
@@ -23,6 +23,8 @@ use crate::store::Store;
 const UPLOADS_MAX: usize = 64;
 /// Uploads that are checked or compiled at the same time: each takes a processor.
 const CHECKS_MAX: usize = 2;
+/// Streams that read their events at the same time, so that ten thousand woken at once leave readers of the database to other requests.
+const TELLING_MAX: usize = 2;
 
 /// What all requests share.
 pub(crate) struct Service {
@@ -40,6 +42,7 @@ pub(crate) struct Service {
     pub(super) uploads: Semaphore,
     pub(super) slots: Arc<Slots>,
     pub(super) checks: Semaphore,
+    pub(super) telling: Semaphore,
     pub(super) numbers: PrometheusHandle,
     /// Whether tenants may have their adapters merged into the operator's models.
     pub(super) offers_merged: bool,
@@ -74,7 +77,10 @@ impl App {
         let bars = watch::Sender::new(state.bars()?);
         let streams = Arc::new(Streams::default());
         let told = streams.clone();
-        state.listen(move |change: &Change| told.wake(change.cohort));
+        state.listen(move |change: &Change| {
+            let kinds = if let What::Events(kinds) = change.what { kinds } else { Kinds::ALL };
+            told.wake(change.cohort, kinds);
+        });
         Ok(Self(Arc::new(Service {
             store,
             state,
@@ -86,6 +92,7 @@ impl App {
             uploads: Semaphore::new(UPLOADS_MAX),
             slots: Arc::default(),
             checks: Semaphore::new(CHECKS_MAX),
+            telling: Semaphore::new(TELLING_MAX),
             numbers,
             offers_merged,
             bars,

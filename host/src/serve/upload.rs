@@ -9,8 +9,8 @@ use axum::body::{Body, Bytes};
 use axum::http::HeaderMap;
 use nodus_api::Code;
 use nodus_protocol::Digest;
-use nodus_state::{Staged, TenantId};
-use tokio::sync::mpsc;
+use nodus_state::{Staged, StateError, TenantId};
+use tokio::sync::{mpsc, oneshot};
 use tokio_stream::StreamExt as _;
 
 use super::failure::Failure;
@@ -74,23 +74,31 @@ pub(super) async fn upload<T: Send + 'static>(
     };
     let _permit = app.uploads.acquire().await.map_err(|error| Failure::ours(error.into()))?;
     let (pieces, inbox) = mpsc::channel::<Piece>(PIECES_MAX);
+    let (begin, begun) = oneshot::channel();
     let written = app.blocking(move |service| {
         let staged = match parts {
             None => service.state.stage(bytes_max)?,
             Some(Part { digest, offset }) => service.state.resume(of, digest, offset, bytes_max)?,
         };
+        // Who sends may be gone.
+        begin.send(()).ok();
         let mut staged = write(staged, inbox, bytes_max)?;
         staged.finish()?;
         // Few at a time: this thread waits, and no request's thread.
         let _permit = tokio::runtime::Handle::current().block_on(service.checks.acquire()).map_err(|error| Failure::ours(error.into()))?;
         end(service, staged)
     });
-    let ((), written) = tokio::join!(send(body, pieces, PATIENCE), written);
+    let ((), written) = tokio::join!(send(body, pieces, begun, PATIENCE), written);
     written
 }
 
-async fn send(body: Body, pieces: mpsc::Sender<Piece>, patience: Patience) {
-    let (mut body, began, mut bytes) = (body.into_data_stream(), Instant::now(), 0_u64);
+/// Passes a body on piece by piece, once whoever takes them has begun. What the host itself takes its time for is not held against the sender: what
+/// came before is read again, and disks are slow.
+async fn send(body: Body, pieces: mpsc::Sender<Piece>, begun: oneshot::Receiver<()>, patience: Patience) {
+    if begun.await.is_err() {
+        return;
+    }
+    let (mut body, mut began, mut bytes) = (body.into_data_stream(), Instant::now(), 0_u64);
     loop {
         let whole = patience.pause + Duration::from_secs(bytes / patience.bytes_per_second);
         let until = (began + whole).min(Instant::now() + patience.pause);
@@ -102,10 +110,12 @@ async fn send(body: Body, pieces: mpsc::Sender<Piece>, patience: Patience) {
         };
         bytes += piece.as_ref().map_or(0, |piece| piece.len() as u64);
         let is_over = piece.is_err();
+        let sending = Instant::now();
         // Whoever writes has seen enough where it is gone.
         if pieces.send(piece).await.is_err() || is_over {
             return;
         }
+        began += sending.elapsed();
     }
 }
 
@@ -118,10 +128,11 @@ impl std::fmt::Display for Patience {
 
 fn write(mut staged: Staged<'_>, mut inbox: mpsc::Receiver<Piece>, bytes_max: u64) -> Result<Staged<'_>, Failure> {
     while let Some(piece) = inbox.blocking_recv() {
-        staged.write_all(&piece?).map_err(|error| match error.kind() {
-            io::ErrorKind::FileTooLarge => Failure::new(Code::TooLarge, format!("expected at most {bytes_max} bytes")),
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => nodus_state::StateError::Full.into(),
-            _ => Failure::ours(anyhow::Error::from(error).context("writing an upload")),
+        staged.write_all(&piece?).map_err(|error| match (error.kind(), error.downcast::<StateError>()) {
+            (_, Ok(refused)) => refused.into(),
+            (io::ErrorKind::FileTooLarge, _) => Failure::new(Code::TooLarge, format!("expected at most {bytes_max} bytes")),
+            (io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded, _) => StateError::Full.into(),
+            (_, Err(error)) => Failure::ours(anyhow::Error::from(error).context("writing an upload")),
         })?;
     }
     if staged.bytes() == 0 {
@@ -135,7 +146,7 @@ mod tests {
     use std::time::Duration;
 
     use axum::body::{Body, Bytes};
-    use tokio::sync::mpsc;
+    use tokio::sync::{mpsc, oneshot};
     use tokio_stream::wrappers::ReceiverStream;
 
     use super::{Patience, Piece, send};
@@ -144,7 +155,9 @@ mod tests {
     async fn trickle(pieces: usize, every: Duration, patience: Patience) -> (usize, Option<String>) {
         let (sender, body) = mpsc::channel::<Result<Bytes, std::io::Error>>(1);
         let (taken, mut inbox) = mpsc::channel::<Piece>(1);
-        tokio::spawn(send(Body::from_stream(ReceiverStream::new(body)), taken, patience));
+        let (begin, begun) = oneshot::channel();
+        begin.send(()).unwrap();
+        tokio::spawn(send(Body::from_stream(ReceiverStream::new(body)), taken, begun, patience));
         tokio::spawn(async move {
             for _ in 0..pieces {
                 tokio::time::sleep(every).await;
@@ -162,6 +175,25 @@ mod tests {
             }
         }
         (count, None)
+    }
+
+    #[tokio::test]
+    async fn what_the_host_takes_its_time_for_is_not_held_against_the_sender() {
+        let patience = Patience { pause: Duration::from_millis(200), bytes_per_second: 1 << 40 };
+        let (begin, begun) = oneshot::channel();
+        let (taken, mut inbox) = mpsc::channel::<Piece>(1);
+        let pieces = (0..6).map(|_| Ok::<_, std::io::Error>(Bytes::from_static(b"x")));
+        tokio::spawn(send(Body::from_stream(tokio_stream::iter(pieces)), taken, begun, patience));
+        // It reads what came before; then each piece takes it longer than the sender may pause.
+        tokio::time::sleep(2 * patience.pause).await;
+        begin.send(()).unwrap();
+        let mut count = 0;
+        while let Some(piece) = inbox.recv().await {
+            assert!(piece.is_ok(), "{piece:?} after {count}");
+            count += 1;
+            tokio::time::sleep(patience.pause / 2).await;
+        }
+        assert_eq!(count, 6);
     }
 
     #[tokio::test]

@@ -15,6 +15,7 @@ use crate::access::Access;
 use crate::database::lock;
 use crate::error::{Result, StateError};
 use crate::partial::FOLDER;
+use crate::quota::within;
 
 const TMP: &str = "tmp";
 const BLOBS: &str = "blobs";
@@ -41,6 +42,8 @@ pub struct Staged<'a> {
     pub(crate) hash: Sha256,
     pub(crate) bytes: u64,
     pub(crate) bytes_max: u64,
+    /// The tenant's quota, and what is used of it beside this.
+    pub(crate) quota: Option<(u64, u64)>,
     /// What its content is said to have for a digest.
     pub(crate) expected: Option<Digest>,
     /// Whether it stays where it is dropped before it is finished.
@@ -102,7 +105,7 @@ impl Blobs {
         let name = format!("{TMP}/{}", self.next.fetch_add(1, Relaxed));
         let options = OpenOptions::new().read(true).write(true).create_new(true).clone();
         let file = self.dir.open_with(&name, &options).map_err(StateError::file(WRITING))?;
-        Ok(Staged { blobs: self, name, file, hash: Sha256::new(), bytes: 0, bytes_max, expected: None, stays: false })
+        Ok(Staged { blobs: self, name, file, hash: Sha256::new(), bytes: 0, bytes_max, quota: None, expected: None, stays: false })
     }
 
     /// The blob's file.
@@ -214,10 +217,14 @@ impl Staged<'_> {
 }
 
 impl Write for Staged<'_> {
-    /// Refuses what goes beyond the size that was allowed, with `FileTooLarge`.
+    /// Refuses what goes beyond the size that was allowed, with `FileTooLarge`; beyond the quota, with the [`StateError`] within.
     fn write(&mut self, content: &[u8]) -> io::Result<usize> {
-        if self.bytes + content.len() as u64 > self.bytes_max {
+        let asked = self.bytes + content.len() as u64;
+        if asked > self.bytes_max {
             return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        if let Some((max, used)) = self.quota {
+            within("stored-bytes", Some(max), used, asked).map_err(io::Error::other)?;
         }
         let count = self.file.write(content)?;
         self.hash.update(content.get(..count).unwrap_or(content));

@@ -6,7 +6,7 @@
 use rusqlite::{Row, Transaction, params};
 use serde_json::{Value, json};
 
-use crate::change::{Change, What};
+use crate::change::What;
 use crate::error::{Result, StateError};
 use crate::ids::{CohortId, JobId, TenantId};
 use crate::jobs::{Claim, holder};
@@ -92,7 +92,7 @@ impl State {
             let held = holder(transaction, claim)?;
             let count = append(transaction, (held.cohort, held.number), events)?;
             if count > 0 {
-                changes.push(Change { tenant: held.tenant, cohort: held.cohort_id, job: Some(claim.job), what: What::Events });
+                changes.push(held.change(claim.job, What::Events(events.iter().map(|event| event.kind).collect())));
             }
             Ok(count)
         })

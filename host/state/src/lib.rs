@@ -30,7 +30,7 @@ mod words;
 
 pub use access::Access;
 pub use blobs::{Kept, Staged};
-pub use change::{Change, What};
+pub use change::{Change, Kinds, What};
 pub use error::{Result, StateError};
 pub use events::{Event, NewEvent, Stream};
 pub use fsck::{Depth, Fault};

@@ -13,7 +13,10 @@ use sha2::{Digest as _, Sha256};
 use crate::blobs::{Blobs, Staged};
 use crate::error::{Result, StateError};
 use crate::ids::TenantId;
+use crate::quota::within;
 use crate::state::State;
+use crate::tenants::tenant;
+use crate::usage::stored_bytes;
 
 /// The folder of what came so far.
 pub(crate) const FOLDER: &str = "partial";
@@ -47,7 +50,8 @@ impl State {
     /// [`Staged::finish`] stays, to be gone on with.
     ///
     /// # Errors
-    /// Another number of bytes is there, it is being uploaded now, or too many others are unfinished.
+    /// Another number of bytes is there, it is being uploaded now, too many others are unfinished, or the quota: what came of an upload counts
+    /// among what the tenant keeps.
     pub fn resume(&self, of: TenantId, digest: Digest, offset: u64, bytes_max: u64) -> Result<Staged<'_>> {
         let name = place(of, digest);
         let there = self.uploaded(of, digest)?;
@@ -59,7 +63,32 @@ impl State {
                 "{OF_ONE_MAX} uploads of yours are unfinished, expected one of them to be finished first"
             )));
         }
-        self.blobs.resume(name, digest, bytes_max)
+        let (bound, stored) = self.database.read(|view| Ok((tenant(view, of)?.quota.stored_bytes, stored_bytes(view, of)?)))?;
+        let used = stored.saturating_add(self.unfinished_bytes(of)?.saturating_sub(there));
+        within("stored-bytes", bound, used, there.max(1))?;
+        let quota = bound.map(|max| (max, used));
+        self.blobs.resume(name, digest, (bytes_max, quota))
+    }
+
+    /// What came so far of all uploads of a tenant that broke off, or are under way.
+    pub(crate) fn unfinished_bytes(&self, of: TenantId) -> Result<u64> {
+        let sum = || -> io::Result<u64> {
+            let prefix = prefix(of);
+            let mut sum = 0;
+            for entry in self.blobs.dir.read_dir(FOLDER)? {
+                let entry = entry?;
+                if entry.file_name().to_string_lossy().starts_with(&prefix) {
+                    // One that is done meanwhile is no longer one.
+                    sum += entry.metadata().map_or(0, |about| about.len());
+                }
+            }
+            Ok(sum)
+        };
+        match sum() {
+            // Nobody has served from this folder yet.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+            sum => sum.map_err(StateError::file("measuring uploads that broke off")),
+        }
     }
 
     /// Forgets uploads that nobody went on with for a day; how many.
@@ -93,7 +122,7 @@ impl Blobs {
         Ok(names.iter().filter(|name| name.to_string_lossy().starts_with(&prefix)).count())
     }
 
-    fn resume(&self, name: String, expected: Digest, bytes_max: u64) -> Result<Staged<'_>> {
+    fn resume(&self, name: String, expected: Digest, (bytes_max, quota): (u64, Option<(u64, u64)>)) -> Result<Staged<'_>> {
         if !self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone()) {
             return Err(StateError::Upload("it is being uploaded, expected one upload of a content at a time".to_owned()));
         }
@@ -112,7 +141,7 @@ impl Blobs {
         };
         match open() {
             Ok((file, hash, bytes)) => {
-                Ok(Staged { blobs: self, name, file, hash, bytes, bytes_max, expected: Some(expected), stays: true })
+                Ok(Staged { blobs: self, name, file, hash, bytes, bytes_max, quota, expected: Some(expected), stays: true })
             }
             Err(error) => {
                 self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);

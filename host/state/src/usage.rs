@@ -17,7 +17,7 @@ pub struct Usage {
     pub queued_jobs: u64,
     /// Jobs that run.
     pub running_jobs: u64,
-    /// Bytes of everything it keeps, each content counted once.
+    /// Bytes of everything it keeps, each content counted once, and of its uploads that broke off.
     pub stored_bytes: u64,
     /// Device memory that its running jobs are planned to hold.
     pub device_bytes: u64,
@@ -57,12 +57,13 @@ impl State {
     /// # Errors
     /// There is no such tenant.
     pub fn usage(&self, of: TenantId) -> Result<Usage> {
+        let unfinished_bytes = self.unfinished_bytes(of)?;
         self.database.read(|view| {
             let held = "SELECT ifnull(sum(device_bytes + activation_bytes), 0) FROM jobs WHERE tenant = ? AND state = 'running'";
             Ok(Usage {
                 queued_jobs: jobs_in(view, of, "queued")?,
                 running_jobs: jobs_in(view, of, "running")?,
-                stored_bytes: stored_bytes(view, of)?,
+                stored_bytes: stored_bytes(view, of)?.saturating_add(unfinished_bytes),
                 device_bytes: view.prepare_cached(held)?.query_row([of], |row| row.get(0))?,
                 device_ms: tenant(view, of)?.device_ms,
             })

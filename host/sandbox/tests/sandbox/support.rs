@@ -12,6 +12,8 @@ use nodus_protocol::{
 };
 use nodus_sandbox::services::{Dataset, Event, Level, Refusal, Services, Text, Trunk};
 use nodus_sandbox::{JobEnd, JobSpec, Limits, Sandbox, SandboxOptions, StopFlag, ValidComponent};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 /// The process's one sandbox.
 pub(crate) fn sandbox() -> &'static Sandbox {
@@ -57,6 +59,7 @@ pub(crate) struct Job {
     /// What the engine was asked, in order.
     pub(crate) commands: Arc<Mutex<Vec<String>>>,
     pub(crate) events: Arc<Mutex<Vec<Event>>>,
+    threads: Vec<oneshot::Sender<()>>,
 }
 
 /// A run that ended.
@@ -89,37 +92,38 @@ impl Job {
         };
         let (limits, stop) = (Limits { wall_ms: 60_000, ..Limits::DEFAULT }, StopFlag::default());
         let spec = JobSpec { params: params.to_owned(), seed: 7, job: JobSlot(3), limits, stop, stop_at: None, cohort: None };
-        Self { spec, services, commands, events }
+        Self { spec, services, commands, events, threads: Vec::new() }
     }
 
     /// The same with the engine behind a socket, each end on a thread of its own, as for a guest process.
-    pub(crate) fn over_a_socket(self) -> Self {
+    pub(crate) fn over_a_socket(mut self) -> Self {
+        let [guest, engine] = self.threads();
         let grants = Grants::default();
         grants.grant(self.spec.job, self.services.engine.clone(), vec![TrunkSlot(0)], self.spec.cohort);
-        self.over(grants)
-    }
-
-    /// The same with a parent between: the engine behind two sockets, as where both have processes of their own.
-    pub(crate) fn over_two_sockets(self) -> Self {
-        let grants = Grants::whole(self.services.engine.clone());
-        self.over(grants).over_a_socket()
-    }
-
-    fn over(mut self, grants: Grants) -> Self {
-        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
-        let [near_runtime, far_runtime] = [(); 2].map(|()| tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap());
-        let split = |runtime: &tokio::runtime::Runtime, stream: std::os::unix::net::UnixStream| {
-            stream.set_nonblocking(true).unwrap();
-            let _entered = runtime.enter();
-            tokio::net::UnixStream::from_std(stream).unwrap().into_split()
-        };
-        let (reader, writer) = split(&near_runtime, near);
-        let (client, carrying) = connect(reader, writer);
-        self.services.engine = client;
-        let (reader, writer) = split(&far_runtime, far);
-        std::thread::spawn(move || near_runtime.block_on(carrying).unwrap());
-        std::thread::spawn(move || far_runtime.block_on(serve_wire(reader, writer, grants, 1 << 20)).unwrap());
+        self.services.engine = behind_a_socket(&guest, &engine, grants);
         self
+    }
+
+    /// The same with a parent between that passes on: the engine behind two sockets, as where all three have processes of their own.
+    pub(crate) fn over_two_sockets(mut self) -> Self {
+        let [guest, parent, engine] = self.threads();
+        let grants = Grants::default();
+        let passed_on = behind_a_socket(&parent, &engine, Grants::whole(self.services.engine.clone()));
+        grants.grant(self.spec.job, passed_on, vec![TrunkSlot(0)], self.spec.cohort);
+        self.services.engine = behind_a_socket(&guest, &parent, grants);
+        self
+    }
+
+    /// Threads that carry what they are given as long as the job lives.
+    fn threads<const N: usize>(&mut self) -> [Handle; N] {
+        std::array::from_fn(|_| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+            let handle = runtime.handle().clone();
+            let (lives, ended) = oneshot::channel();
+            self.threads.push(lives);
+            std::thread::spawn(move || drop(runtime.block_on(ended)));
+            handle
+        })
     }
 
     /// The same with other limits.
@@ -140,6 +144,23 @@ impl Job {
         let noted = noted.lock().unwrap().clone();
         Ran { end, events, commands, noted }
     }
+}
+
+/// A client on one thread, of an engine that is served on another.
+fn behind_a_socket(near: &Handle, far: &Handle, grants: Grants) -> Client {
+    let split = |thread: &Handle, stream: std::os::unix::net::UnixStream| {
+        stream.set_nonblocking(true).unwrap();
+        let _entered = thread.enter();
+        tokio::net::UnixStream::from_std(stream).unwrap().into_split()
+    };
+    let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
+    let (reader, writer) = split(near, here);
+    let (client, carrying) = connect(reader, writer);
+    // Either end goes first when the job is over, and the other says that it is gone.
+    near.spawn(async { drop(carrying.await) });
+    let (reader, writer) = split(far, there);
+    far.spawn(async { drop(serve_wire(reader, writer, grants, 1 << 20).await) });
+    client
 }
 
 impl Ran {

@@ -6,7 +6,7 @@ mod world;
 
 use std::collections::BTreeMap;
 
-use nodus_schedule::{CohortId, JobId, Lane, Priority, Reason, Seat, TenantId};
+use nodus_schedule::{Bar, CohortId, DeviceId, Foreign, Job, JobId, Lane, Priority, Reason, Seat, TenantId, TrunkId};
 use world::{World, job};
 
 #[test]
@@ -86,6 +86,20 @@ fn a_cohort_is_placed_together_and_where_its_trunk_is() {
 }
 
 #[test]
+fn weights_of_mps_engines_count_once_where_the_device_can() {
+    // Engines of 20 bytes, 10 of them weights: on the first device the second and the third take 10 and their job's 5, on the other 25 each.
+    for (devices, running) in [(&[55, 0], 3), (&[0, 55], 2)] {
+        let mut world = World::new(devices, &[20], 1);
+        for id in 1..=4 {
+            world.add(nodus_schedule::Job { lane: nodus_schedule::Lane::Mps, ..job(id, 1, 5, 0) }, 1000);
+        }
+        world.tick();
+        world.tick();
+        assert_eq!((1..=4).filter(|id| world.is_running(JobId(*id))).count(), running);
+    }
+}
+
+#[test]
 fn who_waits_is_told_why() {
     let mut world = World::new(&[100], &[10], 2);
     world.quota(TenantId(1), 2, 1_000_000, 70);
@@ -117,4 +131,49 @@ fn thousands_that_wait_take_milliseconds() {
     world.tick();
     world.tick();
     assert!(began.elapsed() < std::time::Duration::from_secs(2), "{:?}", began.elapsed());
+}
+
+#[test]
+fn an_engine_that_died_bars_its_own_kind_alone() {
+    let bar = |lane, job| Bar { device: DeviceId(0), trunk: TrunkId(0), lane, job, left_ms: 2500 };
+    let mut world = World::new(&[100], &[10, 10], 2);
+    // The first tenant's own engine died: nobody else waits for it, in its lane or another.
+    world.bars(&[bar(Lane::Mps, Some(JobId(1)))]);
+    for (id, lane) in [(1, Lane::Mps), (2, Lane::Mps), (3, Lane::Fused)] {
+        world.add(Job { lane, ..job(id, 1 + id % 2, 5, 0) }, 1000);
+    }
+    let plan = world.tick();
+    assert!(!world.is_running(JobId(1)) && world.is_running(JobId(2)) && world.is_running(JobId(3)));
+    assert_eq!(plan.wait[0].reason, Reason::Later { left_ms: 2500 });
+    world.bars(&[]);
+    world.tick();
+    assert!(world.is_running(JobId(1)));
+
+    // A shared engine could not be started on one device: another takes its jobs, and other trunks have the first.
+    let mut world = World::new(&[100, 50], &[10, 10], 1);
+    world.bars(&[bar(Lane::Fused, None)]);
+    world.add(job(1, 1, 5, 0), 1000);
+    world.add(Job { trunk: TrunkId(1), ..job(2, 1, 5, 0) }, 1000);
+    world.tick();
+    assert_eq!([1, 2].map(|id| world.device_of(JobId(id))), [Some(DeviceId(1)), Some(DeviceId(0))]);
+}
+
+#[test]
+fn a_job_goes_on_on_its_own_device_class_or_waits_and_clears_no_other() {
+    let foreign = |device| Foreign { job: JobId(1), device: DeviceId(device) };
+    let mut world = World::new(&[100, 50], &[10], 2);
+    world.foreign(&[foreign(0)]);
+    world.add(job(1, 1, 30, 0), 1000);
+    world.tick();
+    assert_eq!(world.device_of(JobId(1)), Some(DeviceId(1)), "the larger device is of another class");
+
+    let mut world = World::new(&[100, 50], &[10], 2);
+    world.foreign(&[foreign(0), foreign(1)]);
+    world.add(job(1, 1, 30, 0), 1000);
+    for tick in 0..50 {
+        world.add(job(2 + tick, 2, 30, 0), 2);
+        let plan = world.tick();
+        assert_eq!(plan.wait.iter().find(|wait| wait.job == JobId(1)).unwrap().reason, Reason::OtherClass);
+        assert!(plan.wait.iter().all(|wait| !matches!(wait.reason, Reason::Kept)), "a device is kept for who cannot have it");
+    }
 }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nodus_schedule::{
-    Device, DeviceId, Engine, EngineId, Job, JobId, Lane, NewEngine, Plan, Priority, Quota, Reason, Rules, Scene, Seat, Shares, State,
-    Tenant, TenantId, Trunk, TrunkId, decide,
+    Bar, Device, DeviceId, Engine, EngineId, Foreign, Job, JobId, Lane, NewEngine, Plan, Priority, Quota, Reason, Rules, Scene, Seat,
+    Shares, State, Tenant, TenantId, Trunk, TrunkId, decide,
 };
 
 pub(crate) const TICK_MS: u64 = 1000;
@@ -36,16 +36,28 @@ pub(crate) struct World {
     next_engine: u64,
 }
 
+/// Every other device shares weights.
+fn device(id: u32, memory_bytes: u64) -> Device {
+    Device { id: DeviceId(id), memory_bytes, shares_weights: id.is_multiple_of(2) }
+}
+
+/// Half of what its engines take are weights.
+fn trunk(id: u32, engine_bytes: u64) -> Trunk {
+    Trunk { id: TrunkId(id), engine_bytes, weight_bytes: engine_bytes / 2 }
+}
+
 impl World {
     pub(crate) fn new(devices: &[u64], trunks: &[u64], tenants: u128) -> Self {
         let rules = Rules { device_jobs_max: 64, patience_ms: 10 * TICK_MS, idle_ms_max: 30 * TICK_MS, quantum_ns: 1_000_000_000 };
         let quota = Quota { running_jobs: u64::MAX, device_ms: u64::MAX, device_bytes: u64::MAX };
         let scene = Scene {
-            devices: (0..).zip(devices).map(|(id, memory_bytes)| Device { id: DeviceId(id), memory_bytes: *memory_bytes }).collect(),
-            trunks: (0..).zip(trunks).map(|(id, engine_bytes)| Trunk { id: TrunkId(id), engine_bytes: *engine_bytes }).collect(),
+            devices: (0..).zip(devices).map(|(id, bytes)| device(id, *bytes)).collect(),
+            trunks: (0..).zip(trunks).map(|(id, bytes)| trunk(id, *bytes)).collect(),
             engines: Vec::new(),
             tenants: (1..=tenants).map(|id| Tenant { id: TenantId(id), virtual_ns: 0, device_ms: 0, quota }).collect(),
             jobs: Vec::new(),
+            bars: Vec::new(),
+            foreign: Vec::new(),
             rules,
         };
         let (left, length, done) = Default::default();
@@ -55,6 +67,20 @@ impl World {
     pub(crate) fn quota(&mut self, tenant: TenantId, running_jobs: u64, device_ms: u64, device_bytes: u64) {
         let tenant = self.scene.tenants.iter_mut().find(|one| one.id == tenant).unwrap();
         tenant.quota = Quota { running_jobs, device_ms, device_bytes };
+    }
+
+    pub(crate) fn bars(&mut self, bars: &[Bar]) {
+        self.scene.bars = bars.to_vec();
+    }
+
+    pub(crate) fn foreign(&mut self, foreign: &[Foreign]) {
+        self.scene.foreign = foreign.to_vec();
+    }
+
+    /// Where a job runs.
+    pub(crate) fn device_of(&self, id: JobId) -> Option<DeviceId> {
+        let State::Running { engine, .. } = self.scene.jobs.iter().find(|job| job.id == id)?.state else { return None };
+        self.scene.engines.iter().find(|one| one.id == engine).map(|engine| engine.device)
     }
 
     pub(crate) fn add(&mut self, job: Job, ticks: u64) {
@@ -152,6 +178,8 @@ impl World {
         other.tenants.reverse();
         other.devices.reverse();
         other.trunks.reverse();
+        other.bars.reverse();
+        other.foreign.reverse();
         assert_eq!(decide(&other), *plan);
     }
 
@@ -247,8 +275,18 @@ impl World {
         self.scene.trunks.iter().find(|one| one.id == trunk).unwrap().engine_bytes
     }
 
+    /// With the weights of engines that share them counted once.
     fn used(&self, device: DeviceId) -> u64 {
-        self.loads(device).map(|(engine, adapters, activations)| self.own(engine.trunk) + adapters + activations).sum()
+        let apart: u64 = self.loads(device).map(|(engine, adapters, activations)| self.own(engine.trunk) + adapters + activations).sum();
+        let again: u64 = self.scene.trunks.iter().map(|trunk| trunk.weight_bytes * self.sharing(device, trunk.id).saturating_sub(1)).sum();
+        apart - again
+    }
+
+    /// Engines that have a trunk's weights between them.
+    fn sharing(&self, device: DeviceId, trunk: TrunkId) -> u64 {
+        let shares = self.scene.devices.iter().any(|one| one.id == device && one.shares_weights);
+        let is_one = |engine: &&Engine| engine.device == device && engine.trunk == trunk && engine.lane == Lane::Mps && shares;
+        self.scene.engines.iter().filter(is_one).count() as u64
     }
 
     fn would_fit(&self, job: &Job, device: &Device) -> bool {
@@ -260,7 +298,11 @@ impl World {
             |engine: &Engine| !engine.is_stopping && engine.trunk == job.trunk && (engine.lane, job.lane) == (Lane::Fused, Lane::Fused);
         let needed = match loads.iter().find(|(engine, ..)| takes(engine)) {
             Some((_, _, activations)) => job.adapter_bytes + job.activation_bytes.saturating_sub(*activations),
-            None => self.own(job.trunk) + job.adapter_bytes + job.activation_bytes,
+            None => {
+                let has_weights = job.lane == Lane::Mps && self.sharing(device.id, job.trunk) > 0;
+                let weights = self.scene.trunks.iter().find(|one| one.id == job.trunk).unwrap().weight_bytes;
+                self.own(job.trunk) + job.adapter_bytes + job.activation_bytes - if has_weights { weights } else { 0 }
+            }
         };
         self.used(device.id) + needed <= device.memory_bytes
     }

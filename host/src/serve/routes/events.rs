@@ -11,7 +11,7 @@ use axum::response::Sse;
 use axum::response::sse::{Event as Frame, KeepAlive};
 use nodus_api::{Code, Event, Problem};
 use nodus_protocol::Digest;
-use nodus_state::{CohortId, EventKind, JobId, Stream, TenantId};
+use nodus_state::{CohortId, EventKind, JobId, Kinds, Stream, TenantId};
 use serde::Deserialize;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -124,12 +124,14 @@ async fn tell(
     (mut after, kinds): (u64, Vec<EventKind>),
     frames: mpsc::Sender<Result<Frame, Infallible>>,
 ) {
-    let mut subscription = app.streams.subscribe(cohort);
+    let wanted = if kinds.is_empty() { Kinds::ALL } else { kinds.iter().copied().collect() };
+    let mut subscription = app.streams.subscribe(cohort, wanted);
     let (mut closing, mut bars) = (app.closing.subscribe(), app.bars.subscribe());
     loop {
         subscription.look();
         bars.mark_unchanged();
         let kinds = kinds.clone();
+        let Ok(turn) = app.telling.acquire().await else { return };
         let read = app.blocking(move |service| {
             if service.state.bearer_of(token)?.is_none() {
                 return Ok(None);
@@ -140,6 +142,7 @@ async fn tell(
         });
         // What was deleted meanwhile has no more events.
         let Ok(Some((is_over, page))) = read.await else { return };
+        drop(turn);
         let is_all = page.len() < PAGE;
         for event in page {
             after = event.position;

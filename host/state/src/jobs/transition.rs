@@ -160,6 +160,18 @@ impl State {
         })
     }
 
+    /// Counts a failure of the host that a running job met; how many it met in all.
+    ///
+    /// # Errors
+    /// The claim is stale.
+    pub fn count_failure(&self, claim: &Claim) -> Result<u64> {
+        self.database.write(|transaction| {
+            let held = holder(transaction, claim)?;
+            let update = "UPDATE jobs SET failures = failures + 1 WHERE number = ? RETURNING failures";
+            Ok(transaction.prepare_cached(update)?.query_row([held.number], |row| row.get(0))?)
+        })
+    }
+
     /// Charges time on the device to a running job and its tenant.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::channel;
 
-use nodus_state::{EventKind, Outcome, StateError, Stop, Stream, What};
+use nodus_state::{EventKind, Kinds, Outcome, StateError, Stop, Stream, What};
 use proptest::prelude::*;
 
 use crate::support::{ending, event, fixture};
@@ -56,8 +56,14 @@ fn every_change_is_told_after_it_is_there() {
     f.state.finish(&claim, &ending(Outcome::Stopped)).unwrap();
     f.state.delete_job(a, job).unwrap();
     let job = Some(job);
-    let expected =
-        [(None, What::Submitted), (job, What::State), (job, What::Events), (job, What::Stop), (job, What::State), (job, What::Deleted)];
+    let expected = [
+        (None, What::Submitted),
+        (job, What::State),
+        (job, What::Events(Kinds::from_iter([EventKind::Step]))),
+        (job, What::Stop),
+        (job, What::State),
+        (job, What::Deleted),
+    ];
     assert_eq!(tells.try_iter().collect::<Vec<_>>(), expected);
 }
 

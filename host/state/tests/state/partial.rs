@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use nodus_protocol::Digest;
-use nodus_state::StateError;
+use nodus_state::{Quota, StateError};
 
 use crate::support::fixture;
 
@@ -51,4 +51,20 @@ fn another_content_than_was_said_is_forgotten_and_a_bound_holds_across_pieces() 
     }
     assert!(matches!(f.state.resume(a, Digest::of(b"one more"), 0, 8), Err(StateError::Upload(why)) if why.contains("unfinished")));
     assert_eq!(f.state.forget_uploads().unwrap(), 0, "none is a day old");
+}
+
+#[test]
+fn what_came_of_an_upload_counts_in_the_quota() {
+    let f = fixture();
+    let a = f.state.add_tenant("a", Quota { stored_bytes: Some(10), ..Quota::DEFAULT }).unwrap().id;
+    f.state.resume(a, Digest::of(b"first"), 0, 100).unwrap().write_all(b"sixsix").unwrap();
+    assert_eq!(f.state.usage(a).unwrap().stored_bytes, 6);
+    let mut second = f.state.resume(a, Digest::of(b"second"), 0, 100).unwrap();
+    second.write_all(b"four").unwrap();
+    let refused = second.write_all(b"x").unwrap_err().downcast::<StateError>().unwrap();
+    assert!(matches!(refused, StateError::Quota { quota: "stored-bytes", max: 10, used: 6, asked: 5 }), "{refused}");
+    drop(second);
+    assert!(matches!(f.state.resume(a, Digest::of(b"third"), 0, 100).map(drop), Err(StateError::Quota { .. })));
+    // Those that are there go on, within it.
+    assert!(f.state.resume(a, Digest::of(b"first"), 6, 100).is_ok());
 }
