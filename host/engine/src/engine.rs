@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use nodus_kernels::{DType, Device, DeviceError, HostTensor, SharedWeights};
-use nodus_protocol::{AdapterSlot, AdapterWeights, Command, EngineError, ErrorKind, JobSlot, LoraConfig, ModelConfig, Reply, TrunkSlot};
+use nodus_protocol::{AdapterSlot, Command, EngineError, ErrorKind, JobSlot, LoraConfig, ModelConfig, Reply, TrunkSlot};
 
 use crate::TrunkError;
 use crate::adapter::{Adapter, Sites};
@@ -199,15 +199,6 @@ impl<D: Device> Engine<D> {
             waiting.retain(|(place, _)| !taken.contains(place));
         }
         replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(EngineError::gone()))).collect()
-    }
-
-    /// The gradient accumulated since an adapter's last step, not normalised, in the places of its weights. For tests and for looking inside.
-    ///
-    /// # Errors
-    /// `NotFound`; what the device says.
-    pub fn gradients(&mut self, slot: AdapterSlot) -> Result<AdapterWeights, EngineError> {
-        let adapter = self.adapters.get(&slot).ok_or_else(|| no_adapter(slot))?;
-        adapter.gradients(&mut self.device).map_err(|error| to_job(&error))
     }
 
     /// What the decision sees of a command.

@@ -10,11 +10,7 @@ use anyhow::Context as _;
 use nodus_engine::plan::{attention_shape, matrices, widest};
 use nodus_engine::{Counts, Engine, EngineHandle, JobBytes, Options};
 use nodus_kernels::cpu::CpuDevice;
-<<<<<<< HEAD
-use nodus_kernels::cuda::{CudaDevice, Launching, rows_max};
-=======
-use nodus_kernels::cuda::{CudaDevice, Launching, WeightSharing};
->>>>>>> main
+use nodus_kernels::cuda::{CudaDevice, Launching, WeightSharing, rows_max};
 use nodus_kernels::{Device as _, DeviceError};
 use nodus_protocol::{Client, Digest, EngineError, JobSlot, TrunkSlot};
 use nodus_sandbox::services::{Text, Trunk};
@@ -98,14 +94,9 @@ impl Device {
                 let unshared = if maker.is_some() { WeightSharing::Make } else { WeightSharing::Own };
                 device.hold_weights(given.map_or(unshared, WeightSharing::Given)).context("taking weights that others hold")?;
                 let quarter = rig.buffer_bytes_max.min(device.free_bytes()) / 4;
-<<<<<<< HEAD
                 let rows_max = rows_max(models.values().map(|model| widest(&model.config)).max().unwrap_or(0));
                 let usual = Options { rows_max, kept_bytes_max: quarter, trunk_cache_bytes: quarter, ..Options::default() };
-                let mut device = Self::launch(device, &models, options(rig.args, usual))?;
-=======
-                let usual = Options { rows_max: CARD_ROWS_MAX, kept_bytes_max: quarter, trunk_cache_bytes: quarter, ..Options::default() };
                 let mut device = Self::launch(device, &models, options(rig.args, usual), maker)?;
->>>>>>> main
                 device.beside = chosen.driver();
                 device
             }

@@ -66,8 +66,6 @@ pub struct CudaDevice {
     pub(super) verdict: Option<GateReport>,
     /// Whether products run as the library likes, which depends on the number of rows.
     pub(super) unpinned: bool,
-    /// Whether the memory of passes is poisoned before each.
-    poisons: bool,
     tables: TableCache,
     scratch: HashMap<&'static str, Block>,
     turn: usize,
@@ -186,7 +184,6 @@ impl CudaDevice {
             prepared: HashMap::new(),
             precision,
             unpinned: false,
-            poisons: false,
             recorder: Recorder::new(),
             marks: Marks::new(&gpu)?,
             verdict: None,
@@ -220,12 +217,6 @@ impl CudaDevice {
         self.unpinned = unpinned;
         self.prepared.clear();
         self.forget_graphs();
-    }
-
-    /// Whether the memory of a pass holds no numbers when it begins. For tests: nothing may read what it did not write.
-    #[doc(hidden)]
-    pub fn poison_passes(&mut self, poisons: bool) {
-        self.poisons = poisons;
     }
 
     /// Waits for all work.
@@ -307,9 +298,6 @@ impl CudaDevice {
         self.tables.clear();
         self.turn = 0;
         self.pool.begin_pass()?;
-        if self.poisons {
-            self.pool.poison_passes()?;
-        }
         self.begin_recording();
         self.marks.begin()
     }

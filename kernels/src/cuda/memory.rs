@@ -36,6 +36,8 @@ struct Arena {
     open: bool,
     /// Blocks that are held.
     live: usize,
+    /// Whether each pass finds it without a number in it.
+    is_poisoned: bool,
 }
 
 #[derive(Debug)]
@@ -170,7 +172,16 @@ impl Pool {
         }
         state.arena.chunks.iter_mut().for_each(|chunk| chunk.used = 0);
         state.arena.open = true;
+        for chunk in state.arena.chunks.iter().filter(|_| state.arena.is_poisoned) {
+            // SAFETY: the chunk's own range; the stream orders the filling after the work that used it.
+            unsafe { self.gpu.fill(chunk.address, 0xff, chunk.bytes) }?;
+        }
         Ok(())
+    }
+
+    /// Whether each pass finds memory that holds no numbers: a test's way to see that nothing is read before it is written.
+    pub(crate) fn poison_passes(&self, is_poisoned: bool) {
+        self.state().arena.is_poisoned = is_poisoned;
     }
 
     /// The pass's buffers are read no more. What is in them stays until [`Pool::forget_passes`].
@@ -187,15 +198,6 @@ impl Pool {
             // SAFETY: the chunk's own range; the stream orders the zeroing after the work that used it.
             unsafe { self.gpu.zero(chunk.address, chunk.left) }?;
             chunk.left = 0;
-        }
-        Ok(())
-    }
-
-    /// Fills what passes left with ones, which are no numbers: a test's way to see that nothing is read before it is written.
-    pub(crate) fn poison_passes(&self) -> Result<(), DeviceError> {
-        for chunk in &self.state().arena.chunks {
-            // SAFETY: the chunk's own range; the stream orders the filling after the work that used it.
-            unsafe { self.gpu.fill(chunk.address, 0xff, chunk.bytes) }?;
         }
         Ok(())
     }
@@ -224,7 +226,7 @@ impl Pool {
             let unused = |chunk: &Chunk| if open { chunk.used == 0 } else { state.arena.live == 0 };
             for chunk in state.arena.chunks.iter().filter(|chunk| unused(chunk)) {
                 // SAFETY: the chunk's own range; the stream orders the zeroing after the work that used it.
-                unsafe { self.gpu.zero(chunk.address, chunk.left) }?;
+                unsafe { self.gpu.zero(chunk.address, chunk.bytes) }?;
                 free.push(chunk.address);
             }
             let keep: Vec<bool> = state.arena.chunks.iter().map(|chunk| !unused(chunk)).collect();
