@@ -30,6 +30,8 @@ fn searched(test: &str, precision: Precision, seed: u64) {
             Err(difference) => panic!("{test}: {difference}\n{}", devices.report()),
         }
         done += slice;
+        // A search that is cut off has said how far it came.
+        println!("{test}: {done} of {cases} cases");
     }
     println!("{test}: {done} of {cases} cases, {least} jobs at least of each kind, in {:.1} s", start.elapsed().as_secs_f64());
 }
