@@ -31,6 +31,7 @@ struct Share {
 pub(crate) struct Room {
     memory_bytes: u64,
     jobs_max: u64,
+    mps_max: u64,
     loads: BTreeMap<Seat, Load>,
     /// Engines that may not be started now.
     bars: Vec<Bar>,
@@ -62,6 +63,8 @@ pub(crate) enum Full {
     Alone,
     /// As many jobs as may.
     Seats,
+    /// As many engines of the lane `mps` as may.
+    Engines,
     /// Too little memory.
     Memory { needed: u64, free: u64 },
 }
@@ -91,8 +94,8 @@ impl Load {
 }
 
 impl Room {
-    pub(crate) fn new(memory_bytes: u64, jobs_max: u64) -> Self {
-        Self { memory_bytes, jobs_max, loads: BTreeMap::new(), bars: Vec::new(), foreign: BTreeSet::new(), is_kept: false }
+    pub(crate) fn new(memory_bytes: u64, (jobs_max, mps_max): (u64, u64)) -> Self {
+        Self { memory_bytes, jobs_max, mps_max, loads: BTreeMap::new(), bars: Vec::new(), foreign: BTreeSet::new(), is_kept: false }
     }
 
     pub(crate) fn bar(&mut self, bar: Bar) {
@@ -166,6 +169,9 @@ impl Room {
         }
         if self.jobs() >= self.jobs_max {
             return Err(Full::Seats);
+        }
+        if job.lane == Lane::Mps && self.loads.values().filter(|load| load.lane == Lane::Mps).count() as u64 >= self.mps_max {
+            return Err(Full::Engines);
         }
         let seat = self.seat(job);
         if let (None, Some(left_ms)) = (seat, self.barred_ms(job)) {

@@ -38,7 +38,13 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(devices: &[u64], trunks: &[u64], tenants: u128) -> Self {
-        let rules = Rules { device_jobs_max: 64, patience_ms: 10 * TICK_MS, idle_ms_max: 30 * TICK_MS, quantum_ns: 1_000_000_000 };
+        let rules = Rules {
+            device_jobs_max: 64,
+            device_mps_max: 2,
+            patience_ms: 10 * TICK_MS,
+            idle_ms_max: 30 * TICK_MS,
+            quantum_ns: 1_000_000_000,
+        };
         let quota = Quota { running_jobs: u64::MAX, device_ms: u64::MAX, device_bytes: u64::MAX };
         let scene = Scene {
             devices: (0..).zip(devices).map(|(id, memory_bytes)| Device { id: DeviceId(id), memory_bytes: *memory_bytes }).collect(),
@@ -229,6 +235,7 @@ impl World {
         for device in devices {
             assert!(self.used(device.id) <= device.memory_bytes, "{device:?}: {}", self.used(device.id));
             let here: Vec<_> = engines.iter().filter(|engine| engine.device == device.id).collect();
+            assert!(here.iter().filter(|engine| engine.lane == Lane::Mps).count() <= 2, "{here:?}");
             assert!(here.len() <= 1 || here.iter().all(|engine| engine.lane != Lane::Solo), "alone: {here:?}");
             let fused = here.iter().filter(|engine| engine.lane == Lane::Fused && !engine.is_stopping);
             let trunks: Vec<TrunkId> = fused.map(|engine| engine.trunk).collect();
