@@ -10,6 +10,7 @@ use anyhow::Context as _;
 use nodus_protocol::Digest;
 use nodus_sandbox::{Failure, Outcome};
 use nodus_state::{Claim, JobId, Stop};
+use tracing::Instrument as _;
 
 use super::Shared;
 use super::board::{Run, Wish};
@@ -23,6 +24,7 @@ use crate::receipt::CONTRACT;
 use crate::run::Folder;
 use crate::run::course::Ended;
 use crate::run::crew::{Fared, Post};
+use crate::telemetry::SPANS;
 
 /// Of what is in a journal.
 const JOURNAL_VERSION: u32 = 1;
@@ -49,8 +51,14 @@ pub(super) async fn attempt(shared: Arc<Shared>, job: JobId, run: Run, engine: E
         let claimed = tokio::task::spawn_blocking(move || claimer.state.claim(&[job], &place)).await.context("claiming a job")?;
         // Its owner may have cancelled it, or the operator disabled its owner.
         let Some(claim) = claimed.ok().and_then(|claims| claims.first().copied()) else { return Ok(()) };
-        let attempted = begin(&working, claim, &run, &engine, &process).await;
-        settle(&working, claim, attempted).await
+        let span = tracing::info_span!(
+            target: SPANS, "attempt", %job, attempt = claim.attempt, lane = lane_name(engine.numbers.lane), device = process.device()
+        );
+        let made = async {
+            let attempted = begin(&working, claim, &run, &engine, &process).await;
+            settle(&working, claim, attempted).await
+        };
+        made.instrument(span).await
     };
     match tokio::spawn(work).await {
         Ok(Ok(())) => {}

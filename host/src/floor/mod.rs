@@ -32,7 +32,7 @@ use crate::app::Surroundings;
 use crate::books::Books;
 use crate::cli::{DeviceArgs, FloorArgs, SandboxArgs};
 use crate::guest::{Terms, Workshop};
-use crate::journal::{DISK_BYTES_MAX, Shelf, Space};
+use crate::journal::{Shelf, Space};
 use crate::store::Store;
 
 pub(crate) use numbers::describe;
@@ -135,9 +135,7 @@ impl Floor {
             memory: None,
         };
         let places = options::places(surroundings, &args.devices, args.memory)?;
-        let mut options = Options::new(places, device, surroundings.devices.clone(), terms)?;
-        options.journal_bytes_max = args.journal_bytes.unwrap_or(DISK_BYTES_MAX);
-        options.snapshot_every = args.snapshot_every.unwrap_or(options.snapshot_every);
+        let options = Options::new(places, device, surroundings.devices.clone(), terms)?.with(args);
         let daemons = Daemons::new(store.dir()?, std::path::absolute(data_dir).context("finding the data folder")?)?;
         let sandbox = Sandbox::new(SandboxOptions { upload: Limits::DEFAULT })?;
         let workshop = Arc::new(Workshop::open(&store, &sandbox, terms)?);
@@ -188,7 +186,11 @@ impl Floor {
             }
         }
         runner.abort();
-        let engines: Vec<_> = shared.board().engines.values().cloned().collect();
+        let engines: Vec<_> = {
+            let mut board = shared.board();
+            board.engines.values_mut().for_each(|engine| engine.is_stopping = true);
+            board.engines.values().cloned().collect()
+        };
         for engine in engines {
             // One that still loads its model ends by itself when this process is gone.
             drop(tokio::time::timeout(END, engine.end()).await);
