@@ -99,13 +99,13 @@ pub(super) async fn follow(
                     Ok(true) => return Ok(()),
                     Ok(false) => "the service ended it".to_owned(),
                     Err(Broken::Taker(error)) => return Err(error),
-                    Err(Broken::Stream(error)) => format!("{error:#}"),
+                    Err(Broken::Stream(error)) => error.root_cause().to_string(),
                 };
                 cuts = if last == before { cuts } else { 0 };
                 cut
             }
             Err(error) if exit_code(&error) == 2 || !has_met => return Err(error),
-            Err(error) => format!("{error:#}"),
+            Err(error) => error.root_cause().to_string(),
         };
         let wait = (AGAIN * 2_u32.saturating_pow(cuts)).min(AGAIN_MAX);
         cuts += 1;

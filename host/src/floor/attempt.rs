@@ -16,6 +16,7 @@ use super::Shared;
 use super::board::{Run, Wish};
 use super::engines::{Engine, lane_name};
 use super::follow::At;
+use super::rooms;
 use super::settle::{Attempted, Ending, settle};
 use super::transcript::Transcript;
 use crate::engine::Process;
@@ -33,7 +34,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Makes an attempt at a job that was placed.
 pub(super) async fn attempt(shared: Arc<Shared>, job: JobId, run: Run, engine: Engine) {
-    let working = shared.clone();
+    let (working, device) = (shared.clone(), engine.numbers.device);
     let work = async move {
         // Why an engine did not start is told by who starts it; the job was not claimed yet.
         let mut wishes = run.wishes();
@@ -47,6 +48,8 @@ pub(super) async fn attempt(shared: Arc<Shared>, job: JobId, run: Run, engine: E
         if working.board().began.get(&job).is_some_and(|began| *began != class) {
             return Ok(());
         }
+        // Its own engine may have more from now on, and others less.
+        rooms::settle(&working, engine.numbers.device).await;
         let (claimer, place) = (working.clone(), format!("{}, {}", process.device(), lane_name(engine.numbers.lane)));
         let claimed = tokio::task::spawn_blocking(move || claimer.state.claim(&[job], &place)).await.context("claiming a job")?;
         // Its owner may have cancelled it, or the operator disabled its owner.
@@ -67,6 +70,7 @@ pub(super) async fn attempt(shared: Arc<Shared>, job: JobId, run: Run, engine: E
     }
     shared.board().leave(job);
     shared.wake.notify_one();
+    rooms::settle(&shared, device).await;
 }
 
 /// Opens the job and runs it.

@@ -12,6 +12,7 @@ mod homes;
 mod numbers;
 mod obey;
 mod options;
+mod rooms;
 mod scene;
 mod settle;
 mod suspects;
@@ -85,6 +86,8 @@ struct Shared {
     daemons: Daemons,
     options: Options,
     board: Mutex<Board>,
+    /// Of each device: who tells its engines what they may have.
+    rooms: Vec<tokio::sync::Mutex<()>>,
     numbers: Numbers,
     /// Something changed.
     wake: Notify,
@@ -154,7 +157,8 @@ impl Floor {
         sweep(&state, &shelf)?;
         let cellar = Cellar::new(state.clone(), store.clone(), workshop);
         let (board, numbers, wake) = (Mutex::default(), Numbers::default(), Notify::new());
-        let shared = Shared { state: state.clone(), store, settings, books, cellar, shelf, daemons, options, board, numbers, wake };
+        let rooms = options.places.iter().map(|_| tokio::sync::Mutex::default()).collect();
+        let shared = Shared { state: state.clone(), store, settings, books, cellar, shelf, daemons, options, board, rooms, numbers, wake };
         let shared = Arc::new(shared);
         shared.recover().context("taking up what the service was at when it ended")?;
         let listener = Arc::downgrade(&shared);
