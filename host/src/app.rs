@@ -49,6 +49,11 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
         Mode::Openapi => return serve::openapi(out).map(|()| Ending::Done),
         _ => {}
     }
+    if let Mode::Audit(AuditMode::Job(args)) = &cli.mode
+        && !args.replay
+    {
+        return client::audit(surroundings, args, out).map(|_| Ending::Done);
+    }
     let Some(data_dir) = cli.data_dir.as_ref().or(surroundings.data_dir.as_ref()) else {
         return Err(user("there is no place for data: give --data-dir, or set NODUS_DATA_DIR or HOME"));
     };
@@ -98,6 +103,10 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
         Mode::Bench(mode) => return bench::run(&store, surroundings, data_dir, mode, out),
         Mode::Run(args) => return run::run(&store, surroundings, args, out),
         Mode::Audit(AuditMode::Replay(args)) => return audit::replay(&store, surroundings, args, out),
+        Mode::Audit(AuditMode::Job(args)) => {
+            let known = client::audit(surroundings, args, out)?;
+            return audit::replay_fetched(&store, surroundings, (args, &known), out);
+        }
         Mode::Audit(AuditMode::Ledger(args)) => return audit::ledger(&store, args, out),
         Mode::Audit(AuditMode::Verify(_)) | Mode::Doctor | Mode::Guest(_) | Mode::Compile(_) | Mode::Engine => Vec::new(),
         Mode::Serve(_) | Mode::Tenant(_) | Mode::State(_) | Mode::Client(_) | Mode::Openapi => Vec::new(),

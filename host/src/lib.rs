@@ -29,6 +29,7 @@ pub mod serve;
 pub mod settings;
 pub mod store;
 pub mod sweep;
+pub mod telemetry;
 mod tenants;
 pub mod text;
 

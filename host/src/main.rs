@@ -14,6 +14,7 @@ use nodus_host::client::ServiceEnv;
 use nodus_host::cuda::DeviceEnv;
 use nodus_host::error::{exit_code, is_reader_gone};
 use nodus_host::paths::Paths;
+use nodus_host::telemetry;
 use nodus_host::text::escape_lines;
 use tracing_subscriber::EnvFilter;
 
@@ -24,7 +25,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let filter = EnvFilter::try_from_env("NODUS_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     let is_terminal = io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(is_terminal).with_target(false).init();
+    telemetry::begin(filter, is_terminal);
     let (paths, devices) = (Paths::new(cap_std::ambient_authority()), device_env());
     let surroundings = Surroundings { paths, data_dir: data_dir(), is_terminal, devices, service: service_env() };
     match app::run(&cli, &surroundings, &mut io::stdout().lock()) {

@@ -65,6 +65,9 @@ pub trait Device: Send + 'static {
     /// Bytes that may still be allocated.
     fn free_bytes(&self) -> u64;
 
+    /// Buffers take no more than so many bytes from now on. Those that live stay; memory that is kept for later beyond it goes back.
+    fn bound(&mut self, bytes: u64) -> Result<(), DeviceError>;
+
     /// Takes a frozen weight: a matrix (out x in) or a vector.
     fn load(&mut self, tensor: &HostTensor) -> Result<Self::Weight, DeviceError>;
 

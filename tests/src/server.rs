@@ -28,13 +28,27 @@ impl Server {
     /// Starts one on a free port, on this host's data folder.
     #[must_use]
     pub fn start(of: &Host, more: &[&str]) -> Self {
+        Self::start_at(of, "http://127.0.0.1:0", more)
+    }
+
+    /// The same where another one listened: the address of its [`Server::url`].
+    #[must_use]
+    pub fn start_at(of: &Host, url: &str, more: &[&str]) -> Self {
         let mut command = Command::new(host());
-        command.args(["serve", "--listen", "127.0.0.1:0"]).args(more).env("NODUS_DATA_DIR", of.path("data"));
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let address = url.rsplit_once('/').unwrap().1;
+        command.args(["serve", "--listen", address]).args(more).env("NODUS_DATA_DIR", of.path("data"));
+        let log = std::fs::OpenOptions::new().append(true).create(true).open(of.path("log")).unwrap();
+        let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let url = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("{line:?}")).to_owned();
         Self { child, url }
+    }
+
+    /// Kills it, as a machine's end would.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
     }
 
     /// The control process.

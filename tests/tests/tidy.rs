@@ -132,6 +132,7 @@ fn every_operation_has_its_row_in_kernels_md() {
         "row_align",
         "allocated_bytes",
         "free_bytes",
+        "bound",
         "load",
         "load_together",
         "alloc",

@@ -84,3 +84,11 @@ pub struct Upload {
     /// From the content's beginning.
     pub bytes: u64,
 }
+
+/// What the host's ledger says of one job. Its chain, and what it says of others, is the operator's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct JobLedger {
+    /// In their order: the job's receipt, what became of its adapters' bytes, that it ended without a receipt.
+    #[schema(value_type = Vec<Object>)]
+    pub entries: Vec<serde_json::Value>,
+}

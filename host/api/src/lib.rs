@@ -9,7 +9,7 @@ mod problem;
 mod usage;
 
 pub use events::{Event, EventKind, MetricPage};
-pub use items::{Component, ComponentList, DataSet, DataSetList, Model, ModelList, Upload};
+pub use items::{Component, ComponentList, DataSet, DataSetList, JobLedger, Model, ModelList, Upload};
 pub use jobs::{
     Artifact, ArtifactList, CancelRequest, Cancellation, Cohort, HeldOut, How, Job, JobPage, JobState, Lane, Member, Priority,
     SubmitRequest, Submitted, SweepAxis,

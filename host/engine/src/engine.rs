@@ -217,6 +217,7 @@ impl<D: Device> Engine<D> {
             | Command::Snapshot { job }
             | Command::Restore { job, .. }
             | Command::DropJob { job } => (AdapterSlot { job: *job, index: u32::MAX }, None),
+            Command::Bound { .. } => (AdapterSlot { job: JobSlot(u32::MAX), index: u32::MAX }, None),
         };
         let work = match (rows, self.adapters.get(&adapter)) {
             (Some(rows), Some(found)) => Work::Pass { trunk: found.trunk, rows },
@@ -288,6 +289,7 @@ impl<D: Device> Engine<D> {
                 let free_bytes = self.free_bytes();
                 self.counters.jobs().reserve(*job, *adapter_bytes, *activation_bytes, free_bytes).map(|()| Reply::Done)
             }
+            Command::Bound { bytes } => self.device.bound(*bytes).map(|()| Reply::Done).map_err(|error| to_job(&error)),
             Command::Snapshot { job } => self.snapshot(*job).map(|state| Reply::State(Box::new(state))),
             Command::Restore { job, trunk, cohort, state } => self.restore(*job, (*trunk, *cohort), state).map(|()| Reply::Done),
             Command::Prioritise { job } => {

@@ -224,6 +224,7 @@ fn slot_of(command: &Command) -> Option<AdapterSlot> {
         | Command::Prioritise { .. }
         | Command::Snapshot { .. }
         | Command::Restore { .. }
+        | Command::Bound { .. }
         | Command::DropJob { .. } => None,
         Command::CreateAdapter { slot, .. }
         | Command::LoadAdapter { slot, .. }

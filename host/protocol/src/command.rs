@@ -133,6 +133,12 @@ pub enum Command {
         /// Which.
         job: JobSlot,
     },
+    /// Has the engine's buffers take no more than so many bytes from now on; what it keeps beyond them, and nobody holds, is given back. The host's
+    /// own, and of no job. Answers `Done`.
+    Bound {
+        /// Of all buffers: all but the weights.
+        bytes: u64,
+    },
 }
 
 /// The loss of one sequence; sums over its rows in order.

@@ -94,6 +94,7 @@ async fn a_client_may_name_nothing_that_is_not_its_own() {
         Command::Snapshot { job: JobSlot(3) },
         Command::Restore { job: JobSlot(3), trunk: TrunkSlot(1), cohort: Some(5), state: Arc::default() },
         Command::Prioritise { job: JobSlot(3) },
+        Command::Bound { bytes: 1 },
         create(0, Some(5)),
         create(1, Some(6)),
         create(1, None),

@@ -50,7 +50,8 @@ struct Desk<'a> {
 
 impl<'a> Desk<'a> {
     fn new(scene: &'a Scene) -> Self {
-        let rooms = scene.devices.iter().map(|device| (device.id, Room::new(device, scene.rules.device_jobs_max)));
+        let rooms =
+            scene.devices.iter().map(|device| (device.id, Room::new(device, (scene.rules.device_jobs_max, scene.rules.device_mps_max))));
         let mut desk = Self {
             rules: scene.rules,
             rooms: rooms.collect(),
@@ -68,7 +69,7 @@ impl<'a> Desk<'a> {
         }
         for engine in &scene.engines {
             let load = Load::of(engine, desk.needs.get(&engine.trunk).copied().unwrap_or_default());
-            let unknown = || Room::new(&Device { id: engine.device, memory_bytes: 0, shares_weights: false }, 0);
+            let unknown = || Room::new(&Device { id: engine.device, memory_bytes: 0, shares_weights: false }, (0, 0));
             desk.rooms.entry(engine.device).or_insert_with(unknown).add(Seat::Engine(engine.id), load);
         }
         let mut jobs: Vec<&Job> = scene.jobs.iter().collect();
@@ -272,6 +273,9 @@ impl<'a> Desk<'a> {
         });
         if let Some(left_ms) = barred.min() {
             return Reason::Later { left_ms };
+        }
+        if full.contains(&Full::Engines) {
+            return Reason::Engines { allowed: self.rules.device_mps_max };
         }
         match (full.contains(&Full::Alone), full.contains(&Full::Seats), full.contains(&Full::Taken)) {
             (true, ..) => Reason::Alone,

@@ -63,6 +63,12 @@ pub enum Reason {
         /// Of one device.
         allowed: u64,
     },
+    /// As many engines of the lane `mps` run as may.
+    #[error("waiting for an engine of its own: all {allowed} of the device are taken")]
+    Engines {
+        /// Of one device.
+        allowed: u64,
+    },
     /// It wants a device to itself.
     #[error("waiting to have a device to itself")]
     Alone,
@@ -101,6 +107,7 @@ impl Reason {
             Self::Memory { .. } => "memory",
             Self::TooLarge { .. } => "too-large",
             Self::Seats { .. } => "seats",
+            Self::Engines { .. } => "engines",
             Self::Alone => "alone",
             Self::Taken => "taken",
             Self::Kept => "kept",

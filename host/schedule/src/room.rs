@@ -47,6 +47,7 @@ pub(crate) struct Room {
     /// Whether engines of the lane `mps` have weights once between them.
     shares_weights: bool,
     jobs_max: u64,
+    mps_max: u64,
     loads: BTreeMap<Seat, Load>,
     /// Engines that may not be started now.
     bars: Vec<Bar>,
@@ -78,6 +79,8 @@ pub(crate) enum Full {
     Alone,
     /// As many jobs as may.
     Seats,
+    /// As many engines of the lane `mps` as may.
+    Engines,
     /// Too little memory.
     Memory { needed: u64, free: u64 },
 }
@@ -107,9 +110,10 @@ impl Load {
 }
 
 impl Room {
-    pub(crate) fn new(device: &Device, jobs_max: u64) -> Self {
+    pub(crate) fn new(device: &Device, (jobs_max, mps_max): (u64, u64)) -> Self {
         let Device { memory_bytes, shares_weights, .. } = *device;
-        Self { memory_bytes, shares_weights, jobs_max, loads: BTreeMap::new(), bars: Vec::new(), foreign: BTreeSet::new(), is_kept: false }
+        let (loads, bars, foreign) = Default::default();
+        Self { memory_bytes, shares_weights, jobs_max, mps_max, loads, bars, foreign, is_kept: false }
     }
 
     pub(crate) fn bar(&mut self, bar: Bar) {
@@ -199,6 +203,9 @@ impl Room {
         }
         if self.jobs() >= self.jobs_max {
             return Err(Full::Seats);
+        }
+        if job.lane == Lane::Mps && self.loads.values().filter(|load| load.lane == Lane::Mps).count() as u64 >= self.mps_max {
+            return Err(Full::Engines);
         }
         let seat = self.seat(job);
         if let (None, Some(left_ms)) = (seat, self.barred_ms(job)) {

@@ -180,6 +180,8 @@ pub struct Foreign {
 pub struct Rules {
     /// Jobs on one device at once.
     pub device_jobs_max: u64,
+    /// Engines of the lane `mps` on one device at once.
+    pub device_mps_max: u64,
     /// How long a job at the head of its tenant's line lets others take memory that it could use, in milliseconds. Beyond it a device is
     /// cleared for it.
     pub patience_ms: u64,

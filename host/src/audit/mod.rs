@@ -2,6 +2,7 @@
 //!
 //! Changes nothing that a host keeps.
 
+mod brought;
 mod compare;
 mod ledger;
 mod recorded;
@@ -9,7 +10,8 @@ mod replay;
 mod trust;
 mod verify;
 
+pub(crate) use brought::INPUTS;
 pub(crate) use ledger::ledger;
-pub(crate) use replay::replay;
+pub(crate) use replay::{replay, replay_fetched};
 pub(crate) use trust::known;
 pub(crate) use verify::{check, verify};

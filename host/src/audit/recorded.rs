@@ -1,17 +1,20 @@
 //! From a receipt back to the job: every input found by its digest.
 //!
-//! Takes nothing on trust but digests, and nothing that is not in the data folder.
+//! Takes nothing on trust but digests, and nothing that is not in the data folder or was sent for it.
 
 use std::sync::{Arc, Mutex};
 
+use cap_std::fs::File;
 use nodus_formats::data::HeldOut as Share;
 use nodus_formats::peft;
 use nodus_protocol::{AdapterWeights, Digest};
 use nodus_receipts::statement::DigestSet;
 
+use super::brought::Brought;
 use crate::error::user;
 use crate::guest::Workshop;
 use crate::import::fault;
+use crate::name::Name;
 use crate::receipt::{CONTRACT, ExternalEvent, HeldOut, Predicate, Resource};
 use crate::run::inputs::{Job, JobComponent, OpenModel, Parts};
 use crate::run::rows::Rows;
@@ -31,15 +34,19 @@ pub(super) fn refuse_foreign(predicate: &Predicate) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Where inputs are looked for: what was sent, and the data folder.
+pub(super) type From<'a> = (&'a Store, Option<&'a Brought>);
+
 /// The job that a receipt speaks of.
 ///
 /// # Errors
 /// The user's: an input is not in the data folder. Ours: the data folder is damaged.
-pub(super) fn job(store: &Store, workshop: &Workshop, predicate: &Predicate) -> anyhow::Result<Job> {
-    let component = component(store, workshop, &predicate.component)?;
+pub(super) fn job((store, brought): From<'_>, workshop: &Workshop, predicate: &Predicate) -> anyhow::Result<Job> {
+    let from = (store, brought);
+    let component = component(from, workshop, &predicate.component)?;
     let model = model(store, &predicate.trunk)?;
-    let (train, held_out) = rows(store, predicate)?;
-    let adapters = predicate.loaded_artifacts.iter().map(|resource| adapter(store, resource, &model)).collect::<anyhow::Result<_>>()?;
+    let (train, held_out) = rows(from, predicate)?;
+    let adapters = predicate.loaded_artifacts.iter().map(|resource| adapter(from, resource, &model)).collect::<anyhow::Result<_>>()?;
     Ok(Job {
         name: None,
         varied: Point::new(),
@@ -68,9 +75,11 @@ fn missing(what: &str, resource: &Resource, remedy: &str) -> anyhow::Error {
     user(format!("the {what} `{}` ({}) is not in the data folder: {remedy}", escape(&resource.name), digest(resource)))
 }
 
-fn component(store: &Store, workshop: &Workshop, resource: &Resource) -> anyhow::Result<JobComponent> {
-    let remedy = "it is kept there by the host that ran the job";
-    let bytes = store.component(digest(resource))?.ok_or_else(|| missing("component", resource, remedy))?;
+fn component((store, brought): From<'_>, workshop: &Workshop, resource: &Resource) -> anyhow::Result<JobComponent> {
+    let remedy = "it is kept there by the host that ran the job; --component of `audit job` brings one that the service does not send";
+    let sent = brought.map(|brought| brought.component(digest(resource))).transpose()?.flatten();
+    let found = if sent.is_some() { sent } else { store.component(digest(resource))? };
+    let bytes = found.ok_or_else(|| missing("component", resource, remedy))?;
     JobComponent::new(workshop, bytes, escape(&resource.name), "the component")
 }
 
@@ -81,34 +90,41 @@ fn model(store: &Store, resource: &Resource) -> anyhow::Result<OpenModel> {
     OpenModel::open(store, &name)
 }
 
-fn rows(store: &Store, predicate: &Predicate) -> anyhow::Result<Parts> {
+fn rows(from: From<'_>, predicate: &Predicate) -> anyhow::Result<Parts> {
     match &predicate.held_out {
-        HeldOut::Nothing => Ok((whole(store, &predicate.data)?, None)),
-        HeldOut::Dataset { resource } => Ok((whole(store, &predicate.data)?, Some(whole(store, resource)?))),
+        HeldOut::Nothing => Ok((whole(from, &predicate.data)?, None)),
+        HeldOut::Dataset { resource } => Ok((whole(from, &predicate.data)?, Some(whole(from, resource)?))),
         HeldOut::Data { rows } => {
-            let name = dataset(store, &predicate.data)?;
-            let (file, manifest) = store.dataset(&name)?;
+            let (name, file, count) = dataset(from, &predicate.data)?;
             let share = Share::Count(usize::try_from(*rows).unwrap_or(usize::MAX));
-            let (train, held_out) = Rows::parts(&name, manifest.digest, file, manifest.rows, share)?;
+            let (train, held_out) = Rows::parts(&name, digest(&predicate.data), file, count, share)?;
             Ok((train, Some(held_out)))
         }
     }
 }
 
-fn whole(store: &Store, resource: &Resource) -> anyhow::Result<Arc<Rows>> {
-    let name = dataset(store, resource)?;
-    let (file, manifest) = store.dataset(&name)?;
-    Ok(Rows::whole(name, manifest.digest, file))
+fn whole(from: From<'_>, resource: &Resource) -> anyhow::Result<Arc<Rows>> {
+    let (name, file, _) = dataset(from, resource)?;
+    Ok(Rows::whole(name, digest(resource), file))
 }
 
-fn dataset(store: &Store, resource: &Resource) -> anyhow::Result<crate::name::Name> {
+/// A data set's name, its file, and how many rows it has.
+fn dataset((store, brought): From<'_>, resource: &Resource) -> anyhow::Result<(Name, File, u64)> {
+    if let Some((file, rows)) = brought.map(|brought| brought.data(digest(resource))).transpose()?.flatten() {
+        let name = resource.name.parse().map_err(|_| user(format!("the data set's name `{}` is none", escape(&resource.name))))?;
+        return Ok((name, file, rows));
+    }
     let found = store.datasets()?.into_iter().find(|(_, manifest)| manifest.digest == digest(resource));
-    found.map(|(name, _)| name).ok_or_else(|| missing("data set", resource, "`nodus-host data put` adds it"))
+    let (name, _) = found.ok_or_else(|| missing("data set", resource, "`nodus-host data put` adds it"))?;
+    let (file, manifest) = store.dataset(&name)?;
+    Ok((name, file, manifest.rows))
 }
 
-fn adapter(store: &Store, resource: &Resource, model: &OpenModel) -> anyhow::Result<(Digest, Arc<AdapterWeights>)> {
+fn adapter((store, brought): From<'_>, resource: &Resource, model: &OpenModel) -> anyhow::Result<(Digest, Arc<AdapterWeights>)> {
     let remedy = "it is kept there by the host that ran the job";
-    let dir = store.adapter(digest(resource))?.ok_or_else(|| missing("adapter", resource, remedy))?;
+    let sent = brought.map(|brought| brought.adapter(digest(resource))).transpose()?.flatten();
+    let found = if sent.is_some() { sent } else { store.adapter(digest(resource))? };
+    let dir = found.ok_or_else(|| missing("adapter", resource, remedy))?;
     let weights = peft::read(&dir, &model.config).map_err(fault)?;
     Ok((digest(resource), Arc::new(weights)))
 }

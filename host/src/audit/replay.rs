@@ -10,13 +10,14 @@ use anyhow::Context as _;
 use cap_std::fs::Dir;
 use nodus_receipts::envelope::{ENVELOPE_BYTES_MAX, EnvelopeError};
 use nodus_receipts::{Envelope, KnownKeys};
-use nodus_sandbox::{JobEnd, Outcome, Sandbox, SandboxOptions};
+use nodus_sandbox::{JobEnd, Limits, Outcome, Sandbox, SandboxOptions};
 
+use super::brought::{Brought, INPUTS};
 use super::compare::{Difference, Equal, compare};
-use super::recorded::{job, refuse_foreign};
+use super::recorded::{From, job, refuse_foreign};
 use super::trust::trust;
 use crate::app::Surroundings;
-use crate::cli::{DeviceArgs, DeviceChoice, Dtype, Lane, ReplayArgs};
+use crate::cli::{AuditJobArgs, DeviceArgs, DeviceChoice, Dtype, Lane, ReplayArgs};
 use crate::error::{Ending, exit_code, user};
 use crate::guest::{Terms, Workshop};
 use crate::paths::{Paths, shown};
@@ -40,11 +41,39 @@ const MESSAGE_CHARS_MAX: usize = 500;
 /// # Errors
 /// The user's: the receipt is not to be trusted, an input is missing, the device class is another, or the first difference.
 pub(crate) fn replay(store: &Store, surroundings: &Surroundings, args: &ReplayArgs, out: &mut dyn Write) -> anyhow::Result<Ending> {
+    let data_dir = PathBuf::from("the data folder");
+    let known = if args.keys.is_empty() { own(store)? } else { trust(surroundings.paths, &data_dir, &args.keys, None)?.known };
+    again((store, None), surroundings, (args, &known), out)
+}
+
+/// The same of a job that was fetched from a service with its inputs, and whose receipt one of these keys is to have signed.
+///
+/// # Errors
+/// As [`replay`].
+pub(crate) fn replay_fetched(
+    store: &Store,
+    surroundings: &Surroundings,
+    (args, known): (&AuditJobArgs, &KnownKeys),
+    out: &mut dyn Write,
+) -> anyhow::Result<Ending> {
+    let paths = surroundings.paths;
+    let component = args.component.as_deref().map(|path| paths.read(path, Limits::DEFAULT.component_bytes)).transpose()?;
+    let brought = Brought { inputs: paths.open_dir(&args.out.join(INPUTS))?, component };
+    let AuditJobArgs { out: path, device, threads, sandbox, .. } = args;
+    let args = ReplayArgs { path: path.clone(), keys: Vec::new(), device: *device, threads: *threads, sandbox: *sandbox };
+    again((store, Some(&brought)), surroundings, (&args, known), out)
+}
+
+fn again(
+    from: From<'_>,
+    surroundings: &Surroundings,
+    (args, known): (&ReplayArgs, &KnownKeys),
+    out: &mut dyn Write,
+) -> anyhow::Result<Ending> {
+    let (store, _) = from;
     let (paths, stopper) = (surroundings.paths, Stopper::listen()?);
     let recorded = paths.open_dir(&args.path)?;
-    let data_dir = PathBuf::from("the data folder");
-    let known = if args.keys.is_empty() { own(store)? } else { trust(paths, &data_dir, &args.keys, None)?.known };
-    let statement = signed(paths, args, &known)?;
+    let statement = signed(paths, args, known)?;
     refuse_foreign(&statement.predicate)?;
     let class = &statement.predicate.device_class;
     let chosen = choose(store, surroundings, recorded_device(class, asked(args.device, surroundings)?), std::iter::empty())
@@ -52,7 +81,7 @@ pub(crate) fn replay(store: &Store, surroundings: &Surroundings, args: &ReplayAr
     let sandbox = Arc::new(Sandbox::new(SandboxOptions { upload: statement.predicate.limits })?);
     let terms = Terms::from(args.sandbox);
     let workshop = Workshop::open(store, &sandbox, terms)?;
-    let job = Arc::new(job(store, &workshop, &statement.predicate)?);
+    let job = Arc::new(job(from, &workshop, &statement.predicate)?);
     let stop_at = job.stop_at;
 
     let workspace = store.workspace()?;

@@ -5,7 +5,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use super::SandboxArgs;
+use super::{RemoteArgs, SandboxArgs};
 use clap::{Args, Subcommand};
 use nodus_receipts::ledger::Kind;
 
@@ -22,6 +22,39 @@ pub enum AuditMode {
     Replay(ReplayArgs),
     /// List the ledger's entries and sum up adapter bytes
     Ledger(LedgerArgs),
+    /// Fetch a job of yours from a service with all that went into it, check its receipt and what the service's ledger says of it, and run it again here
+    Job(Box<AuditJobArgs>),
+}
+
+/// `audit job`.
+#[derive(Debug, Args)]
+pub struct AuditJobArgs {
+    /// The job's id
+    pub id: String,
+    /// A folder for what is fetched: the results, and what went in as `inputs/`; must not exist or be empty
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Run it again, alone, and compare every bit; the model must be in the data folder (`model import`)
+    #[arg(long)]
+    pub replay: bool,
+    /// The component, where it is a ready-made one, which services do not send
+    #[arg(long, value_name = "FILE", requires = "replay")]
+    pub component: Option<PathBuf>,
+    /// Believe this public key (PEM), which the operator gave you, in place of what the service says its key is; may be given many times
+    #[arg(long = "key", value_name = "FILE")]
+    pub keys: Vec<PathBuf>,
+    /// Where to compute; another device class than the receipt's is refused [default: NODUS_DEVICE, else as the receipt says]
+    #[arg(long, value_name = "DEVICE", requires = "replay")]
+    pub device: Option<DeviceChoice>,
+    /// CPU threads; results do not depend on it [default: all]
+    #[arg(long, requires = "replay")]
+    pub threads: Option<NonZeroUsize>,
+    /// Which service.
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+    /// How the component is kept apart.
+    #[command(flatten)]
+    pub sandbox: SandboxArgs,
 }
 
 /// `audit verify`.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::client::RemoteLane;
 use super::device::{DeviceChoice, Dtype};
 use crate::text::{parse_bytes, parse_seconds};
 
@@ -34,7 +35,51 @@ pub struct FloorArgs {
     /// Disk for what is kept of running jobs, a quarter of it at most for one tenant's; beyond it a job runs on and is not kept [default: 256GiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub journal_bytes: Option<u64>,
+    /// The lanes that tenants may choose: fused, mps, solo [default: all]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LANES")]
+    pub lanes: Vec<RemoteLane>,
+    /// Engines of the lane mps on each device at once; more jobs of that lane wait [default: 48]
+    #[arg(long, value_name = "N")]
+    pub mps_engines: Option<NonZeroUsize>,
+    /// Jobs on each device at once [default: 64]
+    #[arg(long, value_name = "N")]
+    pub device_jobs: Option<NonZeroUsize>,
+    /// How long a tenant's first job lets others pass before a device is cleared for it [default: 60]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub patience: Option<Duration>,
+    /// How long an engine without jobs stays [default: 300]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub idle: Option<Duration>,
+    /// How long one pass may take before its engine counts as one that hangs [default: 900]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    pub pass_time: Option<Duration>,
     /// Take jobs, and start none
     #[arg(long)]
     pub hold: bool,
+}
+
+impl FloorArgs {
+    /// These, and where they say nothing, those.
+    #[must_use]
+    pub fn over(self, other: Self) -> Self {
+        fn first<T>(these: Vec<T>, those: Vec<T>) -> Vec<T> {
+            if these.is_empty() { those } else { these }
+        }
+        Self {
+            devices: first(self.devices, other.devices),
+            dtype: self.dtype.or(other.dtype),
+            threads: self.threads.or(other.threads),
+            trunk_cache: self.trunk_cache.or(other.trunk_cache),
+            memory: self.memory.or(other.memory),
+            snapshot_every: self.snapshot_every.or(other.snapshot_every),
+            journal_bytes: self.journal_bytes.or(other.journal_bytes),
+            lanes: first(self.lanes, other.lanes),
+            mps_engines: self.mps_engines.or(other.mps_engines),
+            device_jobs: self.device_jobs.or(other.device_jobs),
+            patience: self.patience.or(other.patience),
+            idle: self.idle.or(other.idle),
+            pass_time: self.pass_time.or(other.pass_time),
+            hold: self.hold || other.hold,
+        }
+    }
 }

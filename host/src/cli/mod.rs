@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-pub use audit::{AuditMode, LedgerArgs, ReplayArgs, VerifyArgs};
+pub use audit::{AuditJobArgs, AuditMode, LedgerArgs, ReplayArgs, VerifyArgs};
 pub use bench::{BatchShape, BenchArgs, BenchMode, Layers};
 pub use client::{CancelArgs, ClientMode, FetchArgs, JobsArgs, LogsArgs, MetricsArgs, RemoteArgs, RemoteLane, SubmitArgs, WatchArgs};
 pub use device::{DeviceArgs, DeviceChoice, DeviceChoiceError, Dtype};

@@ -37,6 +37,9 @@ pub struct ServeArgs {
     /// A ready-made component that all tenants may name, such as sft=sft.wasm. May be given many times
     #[arg(long = "component", value_name = "NAME=FILE")]
     pub components: Vec<ReadyMade>,
+    /// An OpenTelemetry collector, such as http://127.0.0.1:4318, that is told of every request and every attempt at a job (OTLP over HTTP)
+    #[arg(long, value_name = "URL")]
+    pub otlp: Option<String>,
     /// Where and how jobs run.
     #[command(flatten)]
     pub floor: FloorArgs,

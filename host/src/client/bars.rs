@@ -92,10 +92,15 @@ impl Bars {
             EventKind::Metric | EventKind::Artifact | EventKind::Log => {}
         }
         if let (EventKind::Log, Some(line)) = (event.kind, line) {
-            // A terminal that is gone is no reason to end.
-            drop(self.screen.println(line));
+            self.say(line);
         }
         self.draw();
+    }
+
+    /// Shows a line above them.
+    pub(super) fn say(&self, line: &str) {
+        // A terminal that is gone is no reason to end.
+        drop(self.screen.println(line));
     }
 
     /// Leaves them as they are.

@@ -3,12 +3,12 @@
 //! Writes nowhere but into the folder it was given, whatever the service sends.
 
 use std::io::{self, Read, Seek as _, Write};
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use cap_std::fs::{Dir, OpenOptions};
 use nodus_api::SigningKey;
-use nodus_receipts::PublicKey;
+use nodus_receipts::{KnownKeys, PublicKey};
 use reqwest::{Method, Response};
 
 use super::http::{Remote, segment};
@@ -53,7 +53,13 @@ pub(super) async fn fetch(remote: &Remote, paths: Paths, args: &FetchArgs, out: 
 
 /// Checks the receipts that came.
 async fn verify(remote: &Remote, paths: Paths, args: &FetchArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    let known = if args.keys.is_empty() {
+    let known = keys(remote, paths, &args.keys, out).await?;
+    audit::check(paths, &args.out, (&known, None), out).map(drop)
+}
+
+/// The keys that are believed: those named, else the service's own word.
+pub(super) async fn keys(remote: &Remote, paths: Paths, named: &[PathBuf], out: &mut dyn Write) -> anyhow::Result<KnownKeys> {
+    if named.is_empty() {
         let SigningKey { keyid, pem } = remote.get("/v1/key").await?;
         let key = PublicKey::from_pem(&pem).map_err(|error| user(format!("the service's key: {error}")))?;
         writeln!(
@@ -61,11 +67,9 @@ async fn verify(remote: &Remote, paths: Paths, args: &FetchArgs, out: &mut dyn W
             "believing the service's own word that its key is {}; --key goes by what you have from its operator",
             escape(&keyid)
         )?;
-        [key].into_iter().collect()
-    } else {
-        audit::known(paths, &args.keys)?
-    };
-    audit::check(paths, &args.out, (&known, None), out).map(drop)
+        return Ok([key].into_iter().collect());
+    }
+    audit::known(paths, named)
 }
 
 /// A member's own folder.
@@ -79,7 +83,7 @@ fn member(whole: &Dir, name: &str) -> anyhow::Result<Dir> {
 }
 
 /// Downloads an archive and unpacks it.
-async fn archive(remote: &Remote, place: &str, dir: &Dir) -> anyhow::Result<()> {
+pub(super) async fn archive(remote: &Remote, place: &str, dir: &Dir) -> anyhow::Result<()> {
     let response = remote.send(remote.request(Method::GET, place)).await?;
     keep(response, dir).await.with_context(|| format!("downloading {place}"))
 }

@@ -63,7 +63,7 @@ pub(super) async fn logs(remote: &Remote, args: &LogsArgs, out: &mut dyn Write) 
     if !args.follow {
         return copy(remote, &format!("/v1/jobs/{id}/log"), out).await;
     }
-    sse::follow(remote, &format!("/v1/jobs/{id}/events?kinds=log"), |frame| {
+    sse::follow(remote, &format!("/v1/jobs/{id}/events?kinds=log"), watch::aloud, |frame| {
         let event: Event = serde_json::from_str(&frame.data)?;
         let field = |name: &str| event.body.get(name).and_then(Value::as_str).map(escape).unwrap_or_default();
         writeln!(out, "{}: {}", field("level"), field("message"))?;

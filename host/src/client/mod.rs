@@ -2,6 +2,7 @@
 //!
 //! Knows the service by its API alone: nothing here reads a data folder.
 
+mod audit;
 mod bars;
 mod fetch;
 mod http;
@@ -21,6 +22,7 @@ use crate::app::Surroundings;
 use crate::cli::{ClientMode, RemoteArgs};
 use crate::error::Ending;
 
+pub(crate) use audit::audit;
 pub use profile::ServiceEnv;
 
 /// Does what the command line says; results go to `out`.

@@ -9,9 +9,14 @@ use reqwest::{Method, Response};
 
 use super::http::Remote;
 use crate::error::exit_code;
+use crate::text::{escape, one_line};
 
-/// How long after a cut the stream is opened again.
+/// How long after a cut the stream is opened again; twice as long after each further one before anything came.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Longest such wait.
+const AGAIN_MAX: Duration = Duration::from_secs(30);
+/// Characters of why it was cut off that are shown.
+const CUT_CHARS_MAX: usize = 300;
 /// Longest frame: a line of a log, escaped as JSON, is far below.
 const FRAME_BYTES_MAX: usize = 1 << 20;
 
@@ -66,31 +71,46 @@ impl Parser {
     }
 }
 
-/// Follows a stream to its end, over cuts.
+/// Follows a stream to its end, over cuts: it is opened again where it was cut off, after a while that grows while nothing comes. What happens is
+/// said by `say`, a line each.
 ///
 /// # Errors
-/// The user's: what the service refuses. What `take` says.
-pub(super) async fn follow(remote: &Remote, path: &str, mut take: impl FnMut(&Frame) -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let mut last: Option<String> = None;
+/// The user's: what the service refuses. Ours: it cannot be reached at first. What `take` says.
+pub(super) async fn follow(
+    remote: &Remote,
+    path: &str,
+    say: impl Fn(&str),
+    mut take: impl FnMut(&Frame) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let (mut last, mut has_met, mut cuts) = (None::<String>, false, 0_u32);
     loop {
         let mut request = remote.request(Method::GET, path);
         if let Some(last) = &last {
             request = request.header("last-event-id", last);
         }
         let cut = match remote.send(request).await {
-            Ok(response) => match read(response, &mut last, &mut take).await {
-                Ok(true) => return Ok(()),
-                Ok(false) => None,
-                Err(Broken::Taker(error)) => return Err(error),
-                Err(Broken::Stream(error)) => Some(error),
-            },
-            Err(error) if exit_code(&error) == 2 || last.is_none() => return Err(error),
-            Err(error) => Some(error),
+            Ok(response) => {
+                if std::mem::replace(&mut has_met, true) {
+                    let place = last.as_deref().map_or_else(|| "from its start".to_owned(), |last| format!("after event {}", escape(last)));
+                    say(&format!("the service answers again: going on {place}"));
+                }
+                let before = last.clone();
+                let cut = match read(response, &mut last, &mut take).await {
+                    Ok(true) => return Ok(()),
+                    Ok(false) => "the service ended it".to_owned(),
+                    Err(Broken::Taker(error)) => return Err(error),
+                    Err(Broken::Stream(error)) => error.root_cause().to_string(),
+                };
+                cuts = if last == before { cuts } else { 0 };
+                cut
+            }
+            Err(error) if exit_code(&error) == 2 || !has_met => return Err(error),
+            Err(error) => error.root_cause().to_string(),
         };
-        if let Some(error) = cut {
-            tracing::warn!("the stream was cut off and is opened again: {error:#}");
-        }
-        tokio::time::sleep(AGAIN).await;
+        let wait = (AGAIN * 2_u32.saturating_pow(cuts)).min(AGAIN_MAX);
+        cuts += 1;
+        say(&format!("the events were cut off ({}); trying again in {} s", one_line(&cut, CUT_CHARS_MAX), wait.as_secs()));
+        tokio::time::sleep(wait).await;
     }
 }
 

@@ -72,7 +72,7 @@ pub(super) async fn watch(remote: &Remote, id: &str, form: Form, out: &mut dyn W
 /// Shows every event.
 async fn lines(remote: &Remote, path: &str, jobs: Vec<Job>, form: Form, out: &mut dyn Write) -> anyhow::Result<()> {
     let names: BTreeMap<String, String> = jobs.into_iter().map(|job| (job.id, job.name)).collect();
-    sse::follow(remote, path, |frame| {
+    sse::follow(remote, path, aloud, |frame| {
         if form == Form::Json {
             writeln!(out, "{}", frame.data)?;
         } else {
@@ -90,7 +90,8 @@ async fn lines(remote: &Remote, path: &str, jobs: Vec<Job>, form: Form, out: &mu
 async fn bars(remote: &Remote, (id, path): (&str, &str), jobs: &[Job]) -> anyhow::Result<()> {
     let names: BTreeMap<String, String> = jobs.iter().map(|job| (job.id.clone(), job.name.clone())).collect();
     let bars = RefCell::new(Bars::new(jobs));
-    let followed = sse::follow(remote, path, |frame| {
+    let say = |text: &str| bars.borrow().say(text);
+    let followed = sse::follow(remote, path, say, |frame| {
         let event: Event = serde_json::from_str(&frame.data)?;
         bars.borrow_mut().take(&event, named(&event, &names).as_deref());
         Ok(())
@@ -111,6 +112,12 @@ async fn bars(remote: &Remote, (id, path): (&str, &str), jobs: &[Job]) -> anyhow
     };
     bars.borrow().finish();
     followed
+}
+
+/// Says what happens to a stream, beside what it tells.
+pub(super) fn aloud(text: &str) {
+    // Whoever reads neither has gone.
+    drop(writeln!(std::io::stderr(), "{text}"));
 }
 
 /// An event's line, behind its member's name.

@@ -13,7 +13,7 @@ use cap_std::fs::Dir;
 use nodus_engine::JobBytes;
 use nodus_protocol::frame::{FrameReader, FrameWriter};
 use nodus_protocol::wire::connect;
-use nodus_protocol::{Client, JobSlot};
+use nodus_protocol::{Client, Command, JobSlot};
 use nodus_sandbox::services::{Text, Trunk};
 use tokio::io::BufReader;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -216,6 +216,13 @@ impl Process {
         let mut ended = self.board.ended.subscribe();
         let how = ended.wait_for(Option::is_some).await.ok().and_then(|how| how.clone());
         how.unwrap_or_else(|| "was lost".to_owned())
+    }
+
+    /// Has its buffers take no more than so many bytes from now on, and waits until what it kept beyond them is given back. One that dies holds nothing.
+    pub(crate) async fn bound(&self, bytes: u64) {
+        if let Err(error) = self.client.call(Command::Bound { bytes }).await {
+            tracing::debug!(%error, "an engine was not told what it may have");
+        }
     }
 
     /// Ends it, and waits until it is gone.

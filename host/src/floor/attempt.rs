@@ -10,11 +10,13 @@ use anyhow::Context as _;
 use nodus_protocol::Digest;
 use nodus_sandbox::{Failure, Outcome};
 use nodus_state::{Claim, JobId, Stop};
+use tracing::Instrument as _;
 
 use super::Shared;
 use super::board::{Run, Wish};
 use super::engines::{Engine, lane_name};
 use super::follow::At;
+use super::rooms;
 use super::settle::{Attempted, Ending, settle};
 use super::transcript::Transcript;
 use crate::engine::Process;
@@ -23,6 +25,7 @@ use crate::receipt::CONTRACT;
 use crate::run::Folder;
 use crate::run::course::Ended;
 use crate::run::crew::{Fared, Post};
+use crate::telemetry::SPANS;
 
 /// Of what is in a journal.
 const JOURNAL_VERSION: u32 = 1;
@@ -31,7 +34,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Makes an attempt at a job that was placed.
 pub(super) async fn attempt(shared: Arc<Shared>, job: JobId, run: Run, engine: Engine) {
-    let working = shared.clone();
+    let (working, device) = (shared.clone(), engine.numbers.device);
     let work = async move {
         // Why an engine did not start is told by who starts it; the job was not claimed yet.
         let mut wishes = run.wishes();
@@ -45,12 +48,20 @@ pub(super) async fn attempt(shared: Arc<Shared>, job: JobId, run: Run, engine: E
         if working.board().began.get(&job).is_some_and(|began| *began != class) {
             return Ok(());
         }
+        // Its own engine may have more from now on, and others less.
+        rooms::settle(&working, engine.numbers.device).await;
         let (claimer, place) = (working.clone(), format!("{}, {}", process.device(), lane_name(engine.numbers.lane)));
         let claimed = tokio::task::spawn_blocking(move || claimer.state.claim(&[job], &place)).await.context("claiming a job")?;
         // Its owner may have cancelled it, or the operator disabled its owner.
         let Some(claim) = claimed.ok().and_then(|claims| claims.first().copied()) else { return Ok(()) };
-        let attempted = begin(&working, claim, &run, &engine, &process).await;
-        settle(&working, claim, attempted).await
+        let span = tracing::info_span!(
+            target: SPANS, "attempt", %job, attempt = claim.attempt, lane = lane_name(engine.numbers.lane), device = process.device()
+        );
+        let made = async {
+            let attempted = begin(&working, claim, &run, &engine, &process).await;
+            settle(&working, claim, attempted).await
+        };
+        made.instrument(span).await
     };
     match tokio::spawn(work).await {
         Ok(Ok(())) => {}
@@ -59,6 +70,7 @@ pub(super) async fn attempt(shared: Arc<Shared>, job: JobId, run: Run, engine: E
     }
     shared.board().leave(job);
     shared.wake.notify_one();
+    rooms::settle(&shared, device).await;
 }
 
 /// Opens the job and runs it.

@@ -25,6 +25,14 @@ use crate::run::rows::Rows;
 use crate::store::Store;
 use crate::sweep::Point;
 
+/// What the driver and the libraries take of a card for one engine process, beside what is planned.
+const RESERVE_BYTES: u64 = 2 << 30;
+
+/// What an engine process takes of a device that is neither weights nor buffers.
+pub(super) fn reserve_bytes(device: DeviceChoice) -> u64 {
+    if matches!(device, DeviceChoice::Cuda(_)) { RESERVE_BYTES } else { 0 }
+}
+
 /// Opens things, and remembers them while somebody has them.
 pub(super) struct Cellar {
     state: Arc<State>,
@@ -84,8 +92,8 @@ impl Cellar {
 
     /// What an engine on a model takes of a device before any job.
     pub(super) fn engine_bytes(&self, model: &OpenModel, args: &DeviceArgs, device: DeviceChoice) -> u64 {
-        let cache = args.trunk_cache.unwrap_or(0);
-        self.weight_bytes(model, args, device).saturating_add(table_bytes(&model.config)).saturating_add(cache)
+        let (weights, cache) = (self.weight_bytes(model, args, device), args.trunk_cache.unwrap_or(0));
+        weights.saturating_add(reserve_bytes(device)).saturating_add(table_bytes(&model.config)).saturating_add(cache)
     }
 
     /// A job. Blocks while it is read; `cohort` is what its engine knows its cohort by.

@@ -3,6 +3,7 @@
 //! Never gives a job an engine that is not ready.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -13,15 +14,14 @@ use tokio::sync::watch;
 use super::Shared;
 use super::attempt::identity;
 use super::board::{Backoff, Kind};
+use super::cellar::reserve_bytes;
 use super::homes::Homes;
 use super::options::Place;
+use super::rooms::{self, Bound, Need};
 use crate::cli::{DeviceArgs, DeviceChoice};
 use crate::engine::{MpsTerms, Process, Setup};
 use crate::run::inputs::OpenModel;
 use crate::run::neighbours::Neighbours;
-
-/// What the driver and the libraries take of a card for one client of the MPS daemon, beside what is planned.
-const CLIENT_RESERVE_BYTES: u64 = 2 << 30;
 
 /// How long an engine must have worked for its death to count as the first.
 const STEADY: Duration = Duration::from_secs(120);
@@ -39,6 +39,9 @@ pub(super) enum Stage {
 #[derive(Clone)]
 pub(super) struct Engine {
     pub(super) numbers: NewEngine,
+    pub(super) need: Need,
+    /// What its buffers may have.
+    pub(super) bound: Bound,
     pub(super) stage: watch::Receiver<Stage>,
     pub(super) is_stopping: bool,
     /// Since when no job has been in it.
@@ -87,26 +90,34 @@ pub(super) fn start(shared: &Arc<Shared>, (numbers, first): (NewEngine, Job), mo
     let (teller, stage) = watch::channel(Stage::Starting);
     let homes = Arc::new(Homes::new(shared.settings, shared.options.guest_threads, shared.options.terms));
     let (neighbours, idle_since) = (Arc::default(), Some(Instant::now()));
-    let engine = Engine { numbers, stage, is_stopping: false, idle_since, neighbours, homes };
+    let (need, bound) = (need(shared, numbers, first, &model), Bound::default());
+    let engine = Engine { numbers, need, bound: bound.clone(), stage, is_stopping: false, idle_since, neighbours, homes };
     let id = {
         let mut board = shared.board();
         let id = board.next_engine();
         board.engines.insert(id, engine);
         id
     };
-    tokio::spawn(live(shared.clone(), id, (numbers, first), model, teller));
+    tokio::spawn(live(shared.clone(), id, (numbers, need, bound), model, teller));
     id
 }
 
 /// The life of an engine.
-async fn live(shared: Arc<Shared>, id: EngineId, (numbers, first): (NewEngine, Job), model: Arc<OpenModel>, teller: watch::Sender<Stage>) {
+async fn live(
+    shared: Arc<Shared>,
+    id: EngineId,
+    (numbers, need, bound): (NewEngine, Need, Bound),
+    model: Arc<OpenModel>,
+    teller: watch::Sender<Stage>,
+) {
     let mut ready = None;
-    let how = match begin(&shared, numbers, first, &model).await {
+    let how = match begin(&shared, numbers, (need, &bound), &model).await {
         Ok((process, class)) => {
             let process = Arc::new(process);
             shared.board().classes.insert((numbers.device, numbers.trunk), class);
             tracing::info!(engine = id.0, model = %model.name, device = process.device(), lane = ?numbers.lane, "an engine is ready");
-            teller.send_replace(Stage::Ready(process.clone()));
+            let publish = || drop(teller.send_replace(Stage::Ready(process.clone())));
+            rooms::enter(&shared, numbers.device, (&process, &bound), publish).await;
             shared.wake.notify_one();
             ready = Some(Instant::now());
             process.ended().await
@@ -117,52 +128,59 @@ async fn live(shared: Arc<Shared>, id: EngineId, (numbers, first): (NewEngine, J
             why
         }
     };
-    let mut board = shared.board();
-    let is_meant = board.engines.remove(&id).is_some_and(|engine| engine.is_stopping);
-    if is_meant {
-        tracing::info!(engine = id.0, "an engine was stopped");
-    } else {
-        if ready.is_some() {
-            tracing::error!(engine = id.0, model = %model.name, "an engine process {how}");
-        }
-        // One that worked for a while before it died is no continuation of those before it.
-        let is_steady = ready.is_some_and(|since| since.elapsed() >= STEADY);
-        let kind = Kind::of(numbers, first.id);
-        let before = board.engines_later.get(&kind).filter(|_| !is_steady);
-        let later = Backoff::after(before, shared.options.backoff, how.clone());
-        board.engines_later.insert(kind, later);
-    }
-    drop(board);
+    leave(&shared, id, (numbers, &need), ready, &how);
     teller.send_replace(Stage::Gone(how));
     shared.wake.notify_one();
+    // The others may have what it had.
+    rooms::settle(&shared, numbers.device).await;
+}
+
+/// Strikes an engine off, and has the next of its kind wait where its end was not meant.
+fn leave(shared: &Shared, id: EngineId, (numbers, need): (NewEngine, &Need), ready: Option<Instant>, how: &str) {
+    let mut board = shared.board();
+    if board.engines.remove(&id).is_some_and(|engine| engine.is_stopping) {
+        tracing::info!(engine = id.0, "an engine was stopped");
+        return;
+    }
+    if ready.is_some() {
+        tracing::error!(engine = id.0, "an engine process {how}");
+    }
+    // One that worked for a while before it died is no continuation of those before it.
+    let is_steady = ready.is_some_and(|since| since.elapsed() >= STEADY);
+    let kind = Kind::of(numbers, need.first.id);
+    let before = board.engines_later.get(&kind).filter(|_| !is_steady);
+    let later = Backoff::after(before, shared.options.backoff, how.to_owned());
+    board.engines_later.insert(kind, later);
+}
+
+/// What it needs of its device.
+fn need(shared: &Shared, numbers: NewEngine, first: Job, model: &OpenModel) -> Need {
+    let (options, cellar) = (&shared.options.device, &shared.cellar);
+    let device = place(shared, numbers).map_or(DeviceChoice::Cpu, |place| place.device);
+    let fixed_bytes = cellar.weight_bytes(model, options, device).saturating_add(reserve_bytes(device));
+    Need { fixed_bytes, own_bytes: cellar.engine_bytes(model, options, device).saturating_sub(fixed_bytes), first }
 }
 
 /// Starts its process, and says what decides the bits of its results.
-async fn begin(shared: &Shared, numbers: NewEngine, first: Job, model: &OpenModel) -> anyhow::Result<(Process, Digest)> {
-    let job_bytes = first.adapter_bytes.saturating_add(first.activation_bytes);
+async fn begin(shared: &Shared, numbers: NewEngine, (need, bound): (Need, &Bound), model: &OpenModel) -> anyhow::Result<(Process, Digest)> {
     let place = place(shared, numbers)?;
-    let (options, cellar) = (&shared.options.device, &shared.cellar);
-    let weights = cellar.weight_bytes(model, options, place.device);
+    // Its neighbours have given back what it is to have.
+    rooms::settle(shared, numbers.device).await;
+    let buffer_bytes_max = bound.load(Relaxed);
     let mps = match (numbers.lane, place.device) {
         (Lane::Mps, DeviceChoice::Cuda(ordinal)) => {
-            let planned = cellar.engine_bytes(model, options, place.device).saturating_add(job_bytes);
+            // What it is planned to need is refused by the engine's own numbers, never by the driver.
+            let memory_bytes = need.fixed_bytes.saturating_add(buffer_bytes_max);
             let daemon = shared.daemons.of(ordinal).await?;
-            Some(MpsTerms {
-                weights: daemon.weights(model.digest),
-                daemon,
-                ordinal,
-                memory_bytes: planned.saturating_add(CLIENT_RESERVE_BYTES),
-            })
+            Some(MpsTerms { weights: daemon.weights(model.digest), daemon, ordinal, memory_bytes })
         }
         // A processor has no daemon: the lane is an engine of the job's own.
         _ => None,
     };
-    let most = place.memory_bytes.saturating_sub(weights);
     let setup = Setup {
         model: model.name.clone(),
         device: DeviceArgs { device: Some(place.device), ..shared.options.device },
-        // Within its limit: what it is planned to need is refused by the engine's own numbers, never by the driver.
-        buffer_bytes_max: mps.as_ref().map_or(most, |mps| most.min(mps.memory_bytes.saturating_sub(weights + CLIENT_RESERVE_BYTES))),
+        buffer_bytes_max,
         environment: shared.options.environment.clone(),
         mps,
         watch: shared.options.watch,

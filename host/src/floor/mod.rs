@@ -12,6 +12,7 @@ mod homes;
 mod numbers;
 mod obey;
 mod options;
+mod rooms;
 mod scene;
 mod settle;
 mod suspects;
@@ -32,7 +33,7 @@ use crate::app::Surroundings;
 use crate::books::Books;
 use crate::cli::{DeviceArgs, FloorArgs, SandboxArgs};
 use crate::guest::{Terms, Workshop};
-use crate::journal::{DISK_BYTES_MAX, Shelf, Space};
+use crate::journal::{Shelf, Space};
 use crate::store::Store;
 
 pub(crate) use numbers::describe;
@@ -85,6 +86,8 @@ struct Shared {
     daemons: Daemons,
     options: Options,
     board: Mutex<Board>,
+    /// Of each device: who tells its engines what they may have.
+    rooms: Vec<tokio::sync::Mutex<()>>,
     numbers: Numbers,
     /// Something changed.
     wake: Notify,
@@ -135,9 +138,7 @@ impl Floor {
             memory: None,
         };
         let places = options::places(surroundings, &args.devices, args.memory)?;
-        let mut options = Options::new(places, device, surroundings.devices.clone(), terms)?;
-        options.journal_bytes_max = args.journal_bytes.unwrap_or(DISK_BYTES_MAX);
-        options.snapshot_every = args.snapshot_every.unwrap_or(options.snapshot_every);
+        let options = Options::new(places, device, surroundings.devices.clone(), terms)?.with(args);
         let daemons = Daemons::new(store.dir()?, std::path::absolute(data_dir).context("finding the data folder")?)?;
         let sandbox = Sandbox::new(SandboxOptions { upload: Limits::DEFAULT })?;
         let workshop = Arc::new(Workshop::open(&store, &sandbox, terms)?);
@@ -156,7 +157,8 @@ impl Floor {
         sweep(&state, &shelf)?;
         let cellar = Cellar::new(state.clone(), store.clone(), workshop);
         let (board, numbers, wake) = (Mutex::default(), Numbers::default(), Notify::new());
-        let shared = Shared { state: state.clone(), store, settings, books, cellar, shelf, daemons, options, board, numbers, wake };
+        let rooms = options.places.iter().map(|_| tokio::sync::Mutex::default()).collect();
+        let shared = Shared { state: state.clone(), store, settings, books, cellar, shelf, daemons, options, board, rooms, numbers, wake };
         let shared = Arc::new(shared);
         shared.recover().context("taking up what the service was at when it ended")?;
         let listener = Arc::downgrade(&shared);
@@ -188,7 +190,11 @@ impl Floor {
             }
         }
         runner.abort();
-        let engines: Vec<_> = shared.board().engines.values().cloned().collect();
+        let engines: Vec<_> = {
+            let mut board = shared.board();
+            board.engines.values_mut().for_each(|engine| engine.is_stopping = true);
+            board.engines.values().cloned().collect()
+        };
         for engine in engines {
             // One that still loads its model ends by itself when this process is gone.
             drop(tokio::time::timeout(END, engine.end()).await);

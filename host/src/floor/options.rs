@@ -9,7 +9,7 @@ use nodus_kernels::cuda::can_share;
 use nodus_schedule::Rules;
 
 use crate::app::Surroundings;
-use crate::cli::{DeviceArgs, DeviceChoice};
+use crate::cli::{DeviceArgs, DeviceChoice, FloorArgs};
 use crate::cuda::{self, DeviceEnv};
 use crate::engine::Watch;
 use crate::error::user;
@@ -61,7 +61,7 @@ impl Options {
     /// # Errors
     /// Ours: the system does not say how many threads it has.
     pub(crate) fn new(places: Vec<Place>, device: DeviceArgs, environment: DeviceEnv, terms: Terms) -> anyhow::Result<Self> {
-        let rules = Rules { device_jobs_max: 64, patience_ms: 60_000, idle_ms_max: 300_000, quantum_ns: 1_000_000_000 };
+        let rules = Rules { device_jobs_max: 64, device_mps_max: 48, patience_ms: 60_000, idle_ms_max: 300_000, quantum_ns: 1_000_000_000 };
         let watch = Watch { start: Duration::from_secs(1800), silence: Duration::from_secs(60), pass: Duration::from_secs(900) };
         let guest_threads = machine::threads(device.threads)?;
         let backoff = Duration::from_secs(1);
@@ -79,6 +79,21 @@ impl Options {
             journal_bytes_max: DISK_BYTES_MAX,
             window: 64,
         })
+    }
+}
+
+impl Options {
+    /// What the operator says of them.
+    pub(crate) fn with(mut self, args: &FloorArgs) -> Self {
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        self.rules.device_jobs_max = args.device_jobs.map_or(self.rules.device_jobs_max, |count| count.get() as u64);
+        self.rules.device_mps_max = args.mps_engines.map_or(self.rules.device_mps_max, |count| count.get() as u64);
+        self.rules.patience_ms = args.patience.map_or(self.rules.patience_ms, ms);
+        self.rules.idle_ms_max = args.idle.map_or(self.rules.idle_ms_max, ms);
+        self.watch.pass = args.pass_time.unwrap_or(self.watch.pass);
+        self.journal_bytes_max = args.journal_bytes.unwrap_or(self.journal_bytes_max);
+        self.snapshot_every = args.snapshot_every.unwrap_or(self.snapshot_every);
+        self
     }
 }
 

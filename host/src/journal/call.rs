@@ -27,6 +27,7 @@ pub(super) fn fingerprint(command: &Command) -> Result<Option<Digest>, FrameErro
         | Command::Prioritise { .. }
         | Command::Snapshot { .. }
         | Command::Restore { .. }
+        | Command::Bound { .. }
         | Command::DropJob { .. } => return Ok(None),
     };
     of.map(Some)

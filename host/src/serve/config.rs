@@ -1,33 +1,37 @@
 //! The service's settings: a TOML file, and the command line over it.
 //!
-//! Refuses a key that it does not know, and names the nearest that it does.
+//! Knows no default but that of the address: what is not said is decided where it is used.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use toml::{Table, Value};
+use nodus_state::Lane;
 
-use crate::cli::{ReadyMade, ServeArgs};
+use super::config_file::{File, file};
+use crate::cli::{FloorArgs, ReadyMade, RemoteLane, SandboxArgs, ServeArgs};
 use crate::error::{exit_code, user};
 use crate::paths::{Paths, shown};
-use crate::text::{escape, nearest};
 
 /// Longest file.
 const BYTES_MAX: u64 = 1 << 20;
-/// Every key of a file.
-const KEYS: [&str; 6] = ["listen", "tls_cert", "tls_key", "insecure", "offer_merged", "components"];
 /// Where it listens without a word.
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7643);
 
 /// What the operator wants.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct Settings {
     pub(super) listen: SocketAddr,
     /// Certificate chain and private key.
     pub(super) tls: Option<(PathBuf, PathBuf)>,
     pub(super) is_insecure: bool,
     pub(super) offers_merged: bool,
+    /// The lanes that tenants may choose.
+    pub(super) lanes: Vec<Lane>,
     pub(super) components: Vec<ReadyMade>,
+    /// Where spans go.
+    pub(super) otlp: Option<String>,
+    pub(super) floor: FloorArgs,
+    pub(super) sandbox: SandboxArgs,
 }
 
 /// The command line's, over the file's where one is named.
@@ -53,68 +57,45 @@ pub(super) fn settings(paths: Paths, args: &ServeArgs) -> anyhow::Result<Setting
     components.extend(file.components.into_iter().filter(|made| args.components.iter().all(|given| given.name != made.name)));
     let listen = args.listen.or(file.listen).unwrap_or(LISTEN);
     let (is_insecure, offers_merged) = (args.insecure || file.insecure, args.offer_merged || file.offer_merged);
-    Ok(Settings { listen, tls, is_insecure, offers_merged, components })
-}
-
-#[derive(Debug, Default)]
-struct File {
-    listen: Option<SocketAddr>,
-    tls_cert: Option<PathBuf>,
-    tls_key: Option<PathBuf>,
-    insecure: bool,
-    offer_merged: bool,
-    components: Vec<ReadyMade>,
-}
-
-/// Paths are relative to the file's folder.
-fn file(text: &str, folder: &Path) -> anyhow::Result<File> {
-    let table: Table = text.parse().map_err(|error| user(format!("not TOML: {error}")))?;
-    let mut file = File::default();
-    for (key, value) in table {
-        let wrong = |expected: &str| user(format!("`{key}` is {}, expected {expected}", escape(&value.to_string())));
-        let path = || value.as_str().map(|path| folder.join(path)).ok_or_else(|| wrong("a path"));
-        match key.as_str() {
-            "listen" => {
-                let address = value.as_str().and_then(|text| text.parse().ok());
-                file.listen = Some(address.ok_or_else(|| wrong("an address and a port, such as \"127.0.0.1:7643\""))?);
-            }
-            "tls_cert" => file.tls_cert = Some(path()?),
-            "tls_key" => file.tls_key = Some(path()?),
-            "insecure" => file.insecure = value.as_bool().ok_or_else(|| wrong("true or false"))?,
-            "offer_merged" => file.offer_merged = value.as_bool().ok_or_else(|| wrong("true or false"))?,
-            "components" => file.components = components(value.as_table().ok_or_else(|| wrong("a table of names and paths"))?, folder)?,
-            other => {
-                let hint = nearest(other, &KEYS)
-                    .map_or_else(|| format!("expected one of {}", KEYS.join(", ")), |near| format!("did you mean `{near}`?"));
-                return Err(user(format!("there is no key `{}`; {hint}", escape(other))));
-            }
-        }
-    }
-    Ok(file)
-}
-
-fn components(table: &Table, folder: &Path) -> anyhow::Result<Vec<ReadyMade>> {
-    let component = |(name, path): (&String, &Value)| {
-        let path = path.as_str().ok_or_else(|| user(format!("`components.{}` is no path", escape(name))))?;
-        let name = name.parse().map_err(|error: crate::name::NameError| user(format!("components: {error}")))?;
-        Ok(ReadyMade { name, path: folder.join(path) })
+    let (floor, otlp) = (args.floor.clone().over(file.floor), args.otlp.clone().or(file.otlp));
+    let (usual, given) = (SandboxArgs::default(), args.sandbox);
+    let sandbox = SandboxArgs {
+        require_os_sandbox: given.require_os_sandbox || file.require_os_sandbox,
+        // What the command line has without a word is no word.
+        guest_silence_ms: file
+            .guest_silence_ms
+            .filter(|_| given.guest_silence_ms == usual.guest_silence_ms)
+            .unwrap_or(given.guest_silence_ms),
+        ..given
     };
-    table.iter().map(component).collect()
+    let lanes = lanes(&floor.lanes);
+    Ok(Settings { listen, tls, is_insecure, offers_merged, lanes, components, otlp, floor, sandbox })
+}
+
+fn lanes(named: &[RemoteLane]) -> Vec<Lane> {
+    let lane = |lane: &RemoteLane| match lane {
+        RemoteLane::Fused => Lane::Fused,
+        RemoteLane::Mps => Lane::Mps,
+        RemoteLane::Solo => Lane::Solo,
+    };
+    if named.is_empty() { Lane::ALL.to_vec() } else { named.iter().map(lane).collect() }
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::time::Duration;
 
-    use super::{KEYS, file, settings};
-    use crate::cli::ServeArgs;
+    use nodus_state::Lane;
+
+    use super::settings;
+    use crate::cli::{DeviceChoice, FloorArgs, SandboxArgs, ServeArgs};
     use crate::paths::Paths;
-
-    const TEXT: &str = "listen = \"0.0.0.0:80\"\ntls_cert = \"cert.pem\"\ntls_key = \"/key.pem\"\ninsecure = true\noffer_merged = true\n[components]\nsft = \"sft.wasm\"\neval = \"eval.wasm\"\n";
+    use crate::serve::config_file::{KEYS, tests::TEXT};
 
     #[test]
     fn every_key_is_read_and_the_command_line_goes_first() {
-        assert!(KEYS.iter().all(|key| TEXT.contains(key)));
+        assert!(KEYS.iter().all(|key| TEXT.contains(&format!("{key} = ")) || TEXT.contains(&format!("[{key}]"))));
         let root = tempfile::tempdir().unwrap();
         let paths = Paths::new(cap_std::ambient_authority());
         paths.open_dir(root.path()).unwrap().write("serve.toml", TEXT).unwrap();
@@ -122,29 +103,22 @@ mod tests {
         let read = settings(paths, &args).unwrap();
         assert_eq!(read.listen.to_string(), "0.0.0.0:80");
         assert_eq!(read.tls.unwrap(), (root.path().join("cert.pem"), "/key.pem".into()));
-        assert!(
-            read.is_insecure && read.offers_merged && read.components.len() == 2 && read.components[1].path == root.path().join("sft.wasm")
-        );
+        assert!(read.is_insecure && read.offers_merged && read.floor.hold && read.sandbox.require_os_sandbox);
+        assert_eq!((read.components.len(), &read.components[1].path), (2, &root.path().join("sft.wasm")));
+        assert_eq!((read.lanes.as_slice(), read.otlp.as_deref()), (&[Lane::Fused, Lane::Solo][..], Some("http://127.0.0.1:4318")));
+        let FloorArgs { devices, memory, snapshot_every, mps_engines, .. } = &read.floor;
+        assert_eq!((devices.as_slice(), *memory), (&[DeviceChoice::Cuda(0), DeviceChoice::Cpu][..], Some(8 << 30)));
+        assert_eq!((*snapshot_every, mps_engines.unwrap().get()), (Some(Duration::from_millis(2500)), 8));
+        assert_eq!((read.floor.patience, read.sandbox.guest_silence_ms), (Some(Duration::from_secs(30)), 90_000));
+
         let listen = Some("127.0.0.1:0".parse().unwrap());
-        let args = ServeArgs { listen, components: vec!["sft=own.wasm".parse().unwrap()], ..args };
+        let floor = FloorArgs { memory: Some(1), devices: vec![DeviceChoice::Cpu], ..FloorArgs::default() };
+        let sandbox = SandboxArgs { guest_silence_ms: 5000, ..SandboxArgs::default() };
+        let args = ServeArgs { listen, components: vec!["sft=own.wasm".parse().unwrap()], floor, sandbox, ..args };
         let read = settings(paths, &args).unwrap();
         assert_eq!((Some(read.listen), read.components.len(), read.components[0].path.as_path()), (listen, 2, Path::new("own.wasm")));
-        assert_eq!(settings(paths, &ServeArgs::default()).unwrap().listen.to_string(), "127.0.0.1:7643");
-    }
-
-    #[test]
-    fn what_is_wrong_is_named_with_what_would_be_right() {
-        for (text, words) in [
-            ("listn = \"x\"", "did you mean `listen`?"),
-            ("xyzzy = 1", "expected one of listen, tls_cert"),
-            ("listen = 80", "\"127.0.0.1:7643\""),
-            ("insecure = \"yes\"", "true or false"),
-            ("components = 3", "a table"),
-            ("[components]\n\"../x\" = \"y\"", "cannot be a name"),
-            ("listen = ", "not TOML"),
-        ] {
-            let error = file(text, Path::new("")).unwrap_err().to_string();
-            assert!(error.contains(words), "{text}: {error}");
-        }
+        assert_eq!((read.floor.memory, read.floor.devices.len(), read.sandbox.guest_silence_ms), (Some(1), 1, 5000));
+        let usual = settings(paths, &ServeArgs::default()).unwrap();
+        assert_eq!((usual.listen.to_string().as_str(), usual.lanes.as_slice()), ("127.0.0.1:7643", Lane::ALL));
     }
 }

@@ -11,9 +11,12 @@ use axum::response::Response;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusRecorder};
 use nodus_api::Code;
+use nodus_state::JobId;
+use tracing::{Instrument as _, field};
 
 use super::failure::Failure;
 use super::service::Service;
+use crate::telemetry::SPANS;
 
 const REQUESTS: &str = "nodus_http_requests_total";
 const SECONDS: &str = "nodus_http_request_seconds";
@@ -43,7 +46,7 @@ pub(super) fn describe() {
     describe_gauge!(STORED, metrics::Unit::Bytes, "Bytes kept by tenant, each content counted once a tenant");
 }
 
-/// Counts a request.
+/// Counts a request, and has it told as a span.
 pub(super) async fn count(request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
     let method = match *request.method() {
@@ -55,10 +58,22 @@ pub(super) async fn count(request: Request, next: Next) -> Response {
         _ => "other",
     };
     let began = Instant::now();
-    let response = next.run(request).await;
+    let job = job_of(request.uri().path());
+    let span = tracing::info_span!(
+        target: SPANS, "request", otel.name = format!("{method} {route}"), otel.kind = "server", http.route = route, http.request.method = method,
+        http.response.status_code = field::Empty, job
+    );
+    let response = next.run(request).instrument(span.clone()).await;
+    span.record("http.response.status_code", response.status().as_u16());
     histogram!(SECONDS, "route" => route.clone()).record(began.elapsed());
     counter!(REQUESTS, "method" => method, "route" => route, "status" => response.status().as_u16().to_string()).increment(1);
     response
+}
+
+/// The id of the job that a request is about, if it is about one.
+fn job_of(path: &str) -> Option<&str> {
+    let id = path.strip_prefix("/v1/jobs/")?.split('/').next()?;
+    id.parse::<JobId>().is_ok().then_some(id)
 }
 
 /// Counts a refusal.

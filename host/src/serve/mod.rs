@@ -7,6 +7,7 @@ mod adapters;
 mod auth;
 mod body;
 mod config;
+mod config_file;
 mod document;
 mod download;
 mod failure;
@@ -38,6 +39,7 @@ use crate::error::{Ending, user};
 use crate::floor::{self, Floor};
 use crate::paths::Paths;
 use crate::store::Store;
+use crate::telemetry;
 use crate::text::bytes;
 
 #[cfg(test)]
@@ -55,9 +57,11 @@ const GRACE: Duration = Duration::from_secs(10);
 pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &ServeArgs, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let settings = config::settings(surroundings.paths, args)?;
     let bound = listen::bind(surroundings.paths, &settings)?;
+    let spans = settings.otlp.as_deref().map(telemetry::export).transpose()?;
     let (store, state) = (Arc::new(store), Arc::new(open_state(surroundings.paths, data_dir, Access::Whole)?));
     let recorder = gauges::recorder()?;
-    let app = service::App::new(store.clone(), state.clone(), args.sandbox, recorder.handle(), settings.offers_merged)?;
+    let offers = service::Offers { merged: settings.offers_merged, lanes: settings.lanes };
+    let app = service::App::new(store.clone(), state.clone(), settings.sandbox, recorder.handle(), offers)?;
     metrics::set_global_recorder(recorder).context("installing what keeps the numbers")?;
     gauges::describe();
     floor::describe();
@@ -67,13 +71,15 @@ pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &
     runtime.spawn(housekeeping::keep(app.clone()));
     runtime.spawn(housekeeping::watch_bars(app.clone()));
     runtime.block_on(async {
-        let floor = Floor::of_service((store, state, data_dir), surroundings, &args.floor, args.sandbox)?;
+        let floor = Floor::of_service((store, state, data_dir), surroundings, &settings.floor, settings.sandbox)?;
         let answered = listen::answer(app, bound).await;
         if let Some(floor) = floor {
             floor.close(GRACE).await;
         }
         answered
     })?;
+    drop(runtime);
+    drop(spans);
     Ok(Ending::Done)
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use metrics_exporter_prometheus::PrometheusHandle;
 use nodus_sandbox::{Limits, Sandbox, SandboxOptions};
-use nodus_state::{Bars, Change, Kinds, State, What};
+use nodus_state::{Bars, Change, Kinds, Lane, State, What};
 use tokio::sync::{Semaphore, watch};
 
 use super::failure::Failure;
@@ -25,6 +25,13 @@ const UPLOADS_MAX: usize = 64;
 const CHECKS_MAX: usize = 2;
 /// Streams that read their events at the same time, so that ten thousand woken at once leave readers of the database to other requests.
 const TELLING_MAX: usize = 2;
+
+/// What the operator offers to tenants.
+pub(super) struct Offers {
+    /// Their adapters merged into the operator's models.
+    pub(super) merged: bool,
+    pub(super) lanes: Vec<Lane>,
+}
 
 /// What all requests share.
 pub(crate) struct Service {
@@ -44,8 +51,7 @@ pub(crate) struct Service {
     pub(super) checks: Semaphore,
     pub(super) telling: Semaphore,
     pub(super) numbers: PrometheusHandle,
-    /// Whether tenants may have their adapters merged into the operator's models.
-    pub(super) offers_merged: bool,
+    pub(super) offers: Offers,
     /// What shut bearers out when it was looked at last.
     pub(super) bars: watch::Sender<Bars>,
     /// True once the service is to end.
@@ -70,7 +76,7 @@ impl App {
         state: Arc<State>,
         sandbox: SandboxArgs,
         numbers: PrometheusHandle,
-        offers_merged: bool,
+        offers: Offers,
     ) -> anyhow::Result<Self> {
         let upload = Limits::DEFAULT;
         let workshop = Workshop::open(&store, &Sandbox::new(SandboxOptions { upload })?, Terms::from(sandbox))?;
@@ -94,7 +100,7 @@ impl App {
             checks: Semaphore::new(CHECKS_MAX),
             telling: Semaphore::new(TELLING_MAX),
             numbers,
-            offers_merged,
+            offers,
             bars,
             closing: watch::Sender::new(false),
         })))

@@ -51,6 +51,10 @@ pub(super) fn specs(service: &Service, of: TenantId, request: SubmitRequest) -> 
         nodus_api::Lane::Mps => Lane::Mps,
         nodus_api::Lane::Solo => Lane::Solo,
     };
+    if !service.offers.lanes.contains(&lane) {
+        let offered: Vec<&str> = service.offers.lanes.iter().map(|lane| lane.as_str()).collect();
+        return Err(Failure::new(Code::NotOffered, format!("lane `{lane}` is not offered here, expected one of {}", offered.join(", "))));
+    }
     let priority = match request.priority {
         nodus_api::Priority::High => Priority::High,
         nodus_api::Priority::Low => Priority::Low,

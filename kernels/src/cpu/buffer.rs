@@ -19,6 +19,11 @@ impl Budget {
         Self { used: Arc::default(), limit }
     }
 
+    /// From now on so many may.
+    pub(super) fn bound(&mut self, limit: u64) {
+        self.limit = limit;
+    }
+
     pub(super) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -104,6 +109,12 @@ mod tests {
         assert!(matches!(budget.alloc(usize::MAX), Err(DeviceError::OutOfMemory { .. })));
         drop(buffer);
         assert_eq!((budget.used(), budget.free()), (0, 100));
+        let (mut budget, buffer) = (budget.clone(), budget.alloc(20).unwrap());
+        budget.bound(40);
+        assert_eq!((budget.used(), budget.free()), (80, 0), "what lives stays");
+        assert!(budget.alloc(1).is_err());
+        drop(buffer);
+        assert!(budget.alloc(10).is_ok());
         assert!(matches!(Budget::new(u64::MAX).alloc(usize::MAX / 4), Err(DeviceError::OutOfMemory { .. })));
     }
 }

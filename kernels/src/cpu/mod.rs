@@ -81,6 +81,12 @@ impl Device for CpuDevice {
         self.budget.free()
     }
 
+    fn bound(&mut self, bytes: u64) -> Result<(), DeviceError> {
+        // Nothing is kept for later.
+        self.budget.bound(bytes);
+        Ok(())
+    }
+
     fn load(&mut self, tensor: &HostTensor) -> Result<CpuWeight, DeviceError> {
         Ok(CpuWeight::load(tensor))
     }

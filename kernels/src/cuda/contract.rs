@@ -53,6 +53,10 @@ impl Device for CudaDevice {
         self.pool.available_bytes(self.reserved_bytes())
     }
 
+    fn bound(&mut self, bytes: u64) -> Result<(), DeviceError> {
+        self.pool.bound(bytes)
+    }
+
     fn load(&mut self, tensor: &HostTensor) -> Result<CudaWeight, DeviceError> {
         weights::load_one(self, Source::Stored(tensor))
     }

@@ -4,6 +4,7 @@
 #![expect(unsafe_code, reason = "the address of device memory")]
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::{Address, Gpu};
@@ -14,7 +15,7 @@ use crate::{DeviceError, SharedWeights};
 #[derive(Debug)]
 pub(crate) struct Pool {
     gpu: Arc<Gpu>,
-    buffer_bytes_max: u64,
+    buffer_bytes_max: AtomicU64,
     shelf: Mutex<Shelf>,
     state: Mutex<State>,
 }
@@ -95,7 +96,8 @@ fn size_class(bytes: usize) -> usize {
 
 impl Pool {
     pub(crate) fn new(gpu: &Arc<Gpu>, buffer_bytes_max: u64) -> Arc<Self> {
-        Arc::new(Self { gpu: Arc::clone(gpu), buffer_bytes_max, shelf: Mutex::new(Shelf::Own), state: Mutex::default() })
+        let (shelf, buffer_bytes_max) = (Mutex::new(Shelf::Own), AtomicU64::new(buffer_bytes_max));
+        Arc::new(Self { gpu: Arc::clone(gpu), buffer_bytes_max, shelf, state: Mutex::default() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -106,7 +108,7 @@ impl Pool {
     pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, owner: Owner) -> Result<Block, DeviceError> {
         let of_arena = owner == Owner::Buffer && self.state().arena.open;
         let size = size_class(bytes);
-        let left = self.buffer_bytes_max.saturating_sub(self.buffer_bytes());
+        let left = self.buffer_bytes_max().saturating_sub(self.buffer_bytes());
         if owner == Owner::Buffer && size as u64 > left {
             return Err(DeviceError::OutOfMemory { needed_bytes: size as u64, free_bytes: left });
         }
@@ -203,6 +205,7 @@ impl Pool {
     }
 
     fn fresh(&self, size: usize) -> Result<Address, DeviceError> {
+        self.keep_within(size as u64)?;
         let address = match self.gpu.malloc(size) {
             Err(DeviceError::OutOfMemory { .. }) => {
                 self.trim()?;
@@ -242,6 +245,27 @@ impl Pool {
         Ok(())
     }
 
+    fn buffer_bytes_max(&self) -> u64 {
+        self.buffer_bytes_max.load(Relaxed)
+    }
+
+    /// Buffers take no more than so many bytes from now on; what is kept for later beyond them goes back to the driver.
+    pub(crate) fn bound(&self, bytes: u64) -> Result<(), DeviceError> {
+        self.buffer_bytes_max.store(bytes, Relaxed);
+        self.keep_within(0)
+    }
+
+    /// Gives back what is kept, where that and `more` bytes would be beyond the bound: others may have been promised the card's memory.
+    fn keep_within(&self, more: u64) -> Result<(), DeviceError> {
+        let held = {
+            let state = self.state();
+            let arena: u64 = state.arena.chunks.iter().map(|chunk| chunk.bytes as u64).sum();
+            let arena = if state.arena.open { state.arena.unused_bytes() } else { arena };
+            state.buffer_bytes + state.free_bytes + arena
+        };
+        if held.saturating_add(more) > self.buffer_bytes_max() { self.trim() } else { Ok(()) }
+    }
+
     /// Bytes of live buffers.
     pub(crate) fn buffer_bytes(&self) -> u64 {
         self.state().buffer_bytes
@@ -255,7 +279,7 @@ impl Pool {
             let arena = if state.arena.open { state.arena.unused_bytes() } else { arena };
             (state.free_bytes + arena, state.buffer_bytes)
         };
-        (self.gpu.free_bytes().unwrap_or(0) + kept).saturating_sub(reserved).min(self.buffer_bytes_max.saturating_sub(used))
+        (self.gpu.free_bytes().unwrap_or(0) + kept).saturating_sub(reserved).min(self.buffer_bytes_max().saturating_sub(used))
     }
 }
 

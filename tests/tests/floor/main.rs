@@ -108,6 +108,23 @@ fn a_job_whose_process_dies_again_and_again_ends_and_harms_no_other() {
     assert_eq!(server.ended(next)["state"], "succeeded");
 }
 
+/// What one engine keeps beyond its plan is given back before the other begins.
+#[test]
+fn engines_beside_each_other_share_memory_that_is_just_enough() {
+    let scene = Scene::new();
+    scene.run("run", &LONG);
+    let server = Server::start_with(&scene, &["--device", "cpu", "--memory", "360MiB", "--trunk-cache", "0"]);
+    let first = server.submit(&LONG).remove(0);
+    server.steps(&first, 5);
+    let second = server.submit(&[&LONG[..], &["--lane", "mps"]].concat()).remove(0);
+    server.steps(&second, 5);
+    assert_eq!((server.processes("engine").len(), server.job(&first)["state"].as_str()), (2, Some("running")));
+    for id in [&first, &second] {
+        assert_eq!(server.ended(id)["state"], "succeeded");
+        assert_same(&kept(&scene.host.path("run")), &kept(&server.fetch(id, id)), "beside another engine");
+    }
+}
+
 #[test]
 fn jobs_are_placed_across_devices_to_the_same_bytes() {
     let scene = Scene::new();

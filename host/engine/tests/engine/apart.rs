@@ -47,6 +47,7 @@ impl Device for Apart {
     fn class(&self, matrices: &[(usize, usize)]) -> Vec<(String, String)> { self.inner.class(matrices) }
     fn allocated_bytes(&self) -> u64 { self.inner.allocated_bytes() }
     fn free_bytes(&self) -> u64 { self.inner.free_bytes() }
+    fn bound(&mut self, bytes: u64) -> Done { self.inner.bound(bytes) }
     fn load(&mut self, tensor: &HostTensor) -> Result<Weight, DeviceError> { self.inner.load(tensor) }
     fn alloc(&mut self, usage: Use, len: usize) -> Result<Buffer, DeviceError> { self.inner.alloc(usage, len) }
     fn len(&self, buffer: &Buffer) -> usize { self.inner.len(buffer) }

@@ -30,6 +30,7 @@ impl Device for Broken {
     fn row_align(&self) -> usize { 1 }
     fn allocated_bytes(&self) -> u64 { 0 }
     fn free_bytes(&self) -> u64 { u64::MAX }
+    fn bound(&mut self, _: u64) -> Done { Ok(()) }
     fn load(&mut self, _: &HostTensor) -> Done { Ok(()) }
     fn alloc(&mut self, _: Use, len: usize) -> Result<usize, DeviceError> {
         self.allocations += 1;

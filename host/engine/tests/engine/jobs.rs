@@ -178,3 +178,15 @@ fn the_next_job_reads_zeros() {
         done(engine.execute(Command::DropJob { job: JobSlot(job) }));
     }
 }
+
+/// What an engine may have changes while it works; what lives stays, and a job that would be beyond it is refused.
+#[test]
+fn a_bound_holds_from_when_it_is_said() {
+    let mut engine = Engine::new(CpuDevice::new(1).unwrap(), Options::default());
+    engine.execute(Command::Bound { bytes: 1000 }).unwrap();
+    engine.execute(reserve(1, 600, 100)).unwrap();
+    let refused = engine.execute(reserve(2, 600, 0)).unwrap_err();
+    assert!(refused.message.contains("free on the device"), "{refused}");
+    engine.execute(Command::Bound { bytes: 2000 }).unwrap();
+    engine.execute(reserve(2, 600, 0)).unwrap();
+}

@@ -183,6 +183,7 @@ fn job_of(command: &Command) -> Result<JobSlot, Breach> {
         Command::Reserve { .. } => Err(Breach("a reservation")),
         Command::Snapshot { .. } | Command::Restore { .. } => Err(Breach("a job's whole state")),
         Command::Prioritise { .. } => Err(Breach("a priority")),
+        Command::Bound { .. } => Err(Breach("a bound of the engine's memory")),
         Command::DropJob { job } => Ok(*job),
         Command::CreateAdapter { slot: AdapterSlot { job, .. }, .. }
         | Command::LoadAdapter { slot: AdapterSlot { job, .. }, .. }

@@ -244,7 +244,7 @@ fn serve(engine: Engine, mut inbox: Inbox, seen: &Mutex<Vec<String>>) {
                 see(format!("reserve {}", job.0));
                 Ok(Reply::Done)
             }
-            Command::Snapshot { .. } | Command::Restore { .. } => panic!("a guest asked for {:?}", request.command),
+            Command::Snapshot { .. } | Command::Restore { .. } | Command::Bound { .. } => panic!("a guest asked for {:?}", request.command),
             Command::Prioritise { job } => {
                 see(format!("prioritise {}", job.0));
                 Ok(Reply::Done)

@@ -48,7 +48,13 @@ fn trunk(id: u32, engine_bytes: u64) -> Trunk {
 
 impl World {
     pub(crate) fn new(devices: &[u64], trunks: &[u64], tenants: u128) -> Self {
-        let rules = Rules { device_jobs_max: 64, patience_ms: 10 * TICK_MS, idle_ms_max: 30 * TICK_MS, quantum_ns: 1_000_000_000 };
+        let rules = Rules {
+            device_jobs_max: 64,
+            device_mps_max: 2,
+            patience_ms: 10 * TICK_MS,
+            idle_ms_max: 30 * TICK_MS,
+            quantum_ns: 1_000_000_000,
+        };
         let quota = Quota { running_jobs: u64::MAX, device_ms: u64::MAX, device_bytes: u64::MAX };
         let scene = Scene {
             devices: (0..).zip(devices).map(|(id, bytes)| device(id, *bytes)).collect(),
@@ -239,6 +245,7 @@ impl World {
         for device in devices {
             assert!(self.used(device.id) <= device.memory_bytes, "{device:?}: {}", self.used(device.id));
             let here: Vec<_> = engines.iter().filter(|engine| engine.device == device.id).collect();
+            assert!(here.iter().filter(|engine| engine.lane == Lane::Mps).count() <= 2, "{here:?}");
             assert!(here.len() <= 1 || here.iter().all(|engine| engine.lane != Lane::Solo), "alone: {here:?}");
             let fused = here.iter().filter(|engine| engine.lane == Lane::Fused && !engine.is_stopping);
             let trunks: Vec<TrunkId> = fused.map(|engine| engine.trunk).collect();
@@ -292,6 +299,10 @@ impl World {
     fn would_fit(&self, job: &Job, device: &Device) -> bool {
         let loads: Vec<_> = self.loads(device.id).collect();
         if loads.iter().any(|(engine, ..)| engine.lane == Lane::Solo) || (job.lane == Lane::Solo && !loads.is_empty()) {
+            return false;
+        }
+        let mps = loads.iter().filter(|(engine, ..)| engine.lane == Lane::Mps).count() as u64;
+        if job.lane == Lane::Mps && mps >= self.scene.rules.device_mps_max {
             return false;
         }
         let takes =

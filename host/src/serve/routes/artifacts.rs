@@ -104,16 +104,18 @@ pub(super) async fn archive(State(app): State<App>, caller: Caller, Id(id): Id<J
     Ok(download::written(&app, "application/x-tar", move |service, out| tar(service, &files, receipt.as_deref(), out)))
 }
 
+/// Of a file of so many bytes.
+pub(super) fn header(bytes: u64) -> tar::Header {
+    let mut header = tar::Header::new_gnu();
+    header.set_size(bytes);
+    header.set_mode(0o644);
+    header.set_entry_type(tar::EntryType::Regular);
+    header
+}
+
 /// Equal results make equal archives: no times, no owners.
 fn tar(service: &Service, files: &[nodus_state::FileRef], receipt: Option<&[u8]>, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut archive = tar::Builder::new(out);
-    let header = |bytes: u64| {
-        let mut header = tar::Header::new_gnu();
-        header.set_size(bytes);
-        header.set_mode(0o644);
-        header.set_entry_type(tar::EntryType::Regular);
-        header
-    };
     for file in files {
         archive.append_data(&mut header(file.bytes), &file.path, service.state.open_file(file)?)?;
     }

@@ -64,7 +64,7 @@ pub(super) async fn merged(
     let parts = app
         .blocking(move |service| {
             let job = service.state.job(of, id)?;
-            if !service.offers_merged {
+            if !service.offers.merged {
                 return Err(Failure::new(Code::NotOffered, "the operator of this service does not give its models' weights away"));
             }
             let name = query.adapter.as_deref().unwrap_or(adapters::ADAPTER);

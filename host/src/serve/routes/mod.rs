@@ -3,6 +3,7 @@
 //! A handler reads its request, calls the state or the store, and answers; what is decided is decided there.
 
 mod artifacts;
+mod audit;
 mod components;
 mod data;
 mod events;
@@ -52,6 +53,8 @@ pub(super) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(artifacts::get))
         .routes(routes!(artifacts::archive))
         .routes(routes!(artifacts::receipt))
+        .routes(routes!(audit::inputs))
+        .routes(routes!(audit::ledger))
         .routes(routes!(merged::merged))
         .routes(routes!(service::usage))
         .routes(routes!(service::key))

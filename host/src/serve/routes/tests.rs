@@ -7,7 +7,7 @@ use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
 use nodus_api::{Code, Problem, SubmitRequest, Submitted};
-use nodus_state::{Access, Finish, ItemKind, JobId, NewItem, Outcome, Owner, Quota, State};
+use nodus_state::{Access, Finish, ItemKind, JobId, Lane, NewItem, Outcome, Owner, Quota, State};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tokio_stream::StreamExt as _;
@@ -17,7 +17,7 @@ use super::{document, router};
 use crate::cli::{Dtype, SandboxArgs};
 use crate::import;
 use crate::random::{Recipe, Shape};
-use crate::serve::service::App;
+use crate::serve::service::{App, Offers};
 use crate::store::Store;
 
 /// A service with two tenants, a model of random weights, a shared component and each tenant's data.
@@ -44,7 +44,14 @@ fn rig() -> Rig {
     });
     add(&state, Owner::Shared, ItemKind::Component, "sft", b"a component");
     let numbers = crate::serve::gauges::recorder().unwrap().handle();
-    let app = App::new(store.into(), state.into(), SandboxArgs::default(), numbers, false).unwrap();
+    let app = App::new(
+        store.into(),
+        state.into(),
+        SandboxArgs::default(),
+        numbers,
+        Offers { merged: false, lanes: vec![Lane::Fused, Lane::Solo] },
+    )
+    .unwrap();
     Rig { router: router(app.clone()), app, tokens, _folder: folder }
 }
 
@@ -223,6 +230,7 @@ async fn refusals_say_what_would_be_right() {
         (json!({ "sweep": [{ "key": "x", "values": [1, 1.0] }] }), Code::JobRefused, "twice"),
         (json!({ "parameters": { "x": "y".repeat(300_000) } }), Code::JobRefused, "parameter-bytes"),
         (json!({ "limits": { "device-bytes": 1_u64 << 40 } }), Code::QuotaExceeded, "device-bytes"),
+        (json!({ "lane": "mps" }), Code::NotOffered, "one of fused, solo"),
         (json!({ "hold_out": 1 }), Code::BadBody, "hold_out"),
         (json!({ "seed": -1 }), Code::BadBody, "seed"),
     ] {

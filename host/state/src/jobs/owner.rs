@@ -5,6 +5,7 @@
 use rusqlite::{OptionalExtension as _, Row, Transaction, params};
 use serde_json::Value;
 
+use super::queue::inputs;
 use super::transition::{end, job};
 use crate::change::What;
 use crate::error::{Result, StateError};
@@ -13,7 +14,7 @@ use crate::ids::{CohortId, JobId, TenantId};
 use crate::items::{FileRef, file_refs};
 use crate::spec::JobSpec;
 use crate::state::State;
-use crate::words::{JobState, Stop};
+use crate::words::{JobState, Role, Stop};
 
 /// A job, as its owner sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -204,6 +205,14 @@ impl State {
             let held = job(view, id, Some(of))?;
             file_refs(view, "SELECT path, digest, bytes FROM artifacts JOIN blobs USING (digest) WHERE job = ? ORDER BY path", held.number)
         })
+    }
+
+    /// What went into a tenant's job, by what it is for.
+    ///
+    /// # Errors
+    /// The tenant has no such job.
+    pub fn inputs(&self, of: TenantId, id: JobId) -> Result<Vec<(Role, FileRef)>> {
+        self.database.read(|view| inputs(view, job(view, id, Some(of))?.number))
     }
 
     /// The receipt of a tenant's job.

@@ -3,7 +3,7 @@
 //! Shows all tenants' jobs: never answer a tenant's request with it.
 
 use nodus_protocol::Digest;
-use rusqlite::{OptionalExtension as _, Row};
+use rusqlite::{OptionalExtension as _, Row, Transaction};
 
 use crate::error::{Result, StateError};
 use crate::ids::{CohortId, JobId, TenantId};
@@ -85,6 +85,15 @@ fn spec(row: &Row<'_>, column: usize) -> rusqlite::Result<JobSpec> {
         .map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, error.into()))
 }
 
+/// What went into a job, by what it is for.
+pub(crate) fn inputs(view: &Transaction<'_>, number: i64) -> Result<Vec<(Role, FileRef)>> {
+    let select = "SELECT role, path, digest, bytes FROM inputs JOIN blobs USING (digest) WHERE job = ? ORDER BY role, path";
+    let mut statement = view.prepare_cached(select)?;
+    let input =
+        |row: &Row<'_>| Ok((row.get(0)?, FileRef { path: row.get(1)?, digest: Digest::from_bytes(row.get(2)?), bytes: row.get(3)? }));
+    Ok(statement.query_map([number], input)?.collect::<rusqlite::Result<_>>()?)
+}
+
 impl State {
     /// The jobs that wait, in their order: high priority first, then by age. Those of disabled tenants are left out.
     ///
@@ -162,13 +171,7 @@ impl State {
             };
             let found = view.prepare_cached(select)?.query_row([job], row).optional()?;
             let (number, work) = found.ok_or(StateError::NotFound("job"))?;
-            let select = "SELECT role, path, digest, bytes FROM inputs JOIN blobs USING (digest) WHERE job = ? ORDER BY role, path";
-            let mut statement = view.prepare_cached(select)?;
-            let input = |row: &Row<'_>| {
-                Ok((row.get(0)?, FileRef { path: row.get(1)?, digest: Digest::from_bytes(row.get(2)?), bytes: row.get(3)? }))
-            };
-            let inputs = statement.query_map([number], input)?.collect::<rusqlite::Result<_>>()?;
-            Ok(Work { inputs, ..work })
+            Ok(Work { inputs: inputs(view, number)?, ..work })
         })
     }
 

@@ -1,0 +1,107 @@
+//! What an owner needs to check a job, and to run it again: what went in, and what the host's ledger says of it.
+//!
+//! Never gives a ready-made component away: its bytes are the operator's. Says nothing of anybody else's jobs, not even how many there are.
+
+use std::io::Write;
+
+use anyhow::Context as _;
+use axum::extract::State;
+use axum::response::{Json as Answer, Response};
+use nodus_api::{JobLedger, Problem};
+use nodus_protocol::Digest;
+use nodus_receipts::ledger::{Entry, Filter};
+use nodus_state::{FileRef, ItemKind, JobId, Reference, Role, StateError, TenantId};
+use serde_json::{Value, json};
+
+use super::artifacts::header;
+use crate::books;
+use crate::serve::auth::Caller;
+use crate::serve::body::Id;
+use crate::serve::download;
+use crate::serve::failure::Failure;
+use crate::serve::service::{App, Service};
+
+/// Download what went into a job as a tar archive
+///
+/// `component.wasm`, `data.jsonl`, `held_out.jsonl` and `init_adapter/`, as far as the job has them. A ready-made component is the operator's and not among them.
+#[utoipa::path(
+    get, path = "/v1/jobs/{id}/inputs.tar", tag = "results", params(("id" = String, Path, description = "The job's id")),
+    responses(
+        (status = 200, body = Vec<u8>, content_type = "application/x-tar"),
+        (status = "default", body = Problem, content_type = "application/problem+json", description = "An error"),
+    )
+)]
+pub(super) async fn inputs(State(app): State<App>, caller: Caller, Id(id): Id<JobId>) -> Result<Response, Failure> {
+    let of = caller.0.id;
+    let files = app
+        .blocking(move |service| {
+            let mut files = service.state.inputs(of, id)?;
+            if !has_component(service, of, &files)? {
+                files.retain(|(role, _)| *role != Role::Component);
+            }
+            Ok(files)
+        })
+        .await?;
+    Ok(download::written(&app, "application/x-tar", move |service, out| tar(service, &files, out)))
+}
+
+/// Whether the job's component is one that the tenant brought.
+fn has_component(service: &Service, of: TenantId, files: &[(Role, FileRef)]) -> Result<bool, Failure> {
+    let Some((_, file)) = files.iter().find(|(role, _)| *role == Role::Component) else { return Ok(false) };
+    match service.state.item(of, ItemKind::Component, &Reference::Digest(file.digest)) {
+        Ok(item) => Ok(!item.is_shared),
+        Err(StateError::NotFound(_)) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn tar(service: &Service, files: &[(Role, FileRef)], out: &mut dyn Write) -> anyhow::Result<()> {
+    let mut archive = tar::Builder::new(out);
+    for (role, file) in files {
+        let path = match role {
+            Role::Component => "component.wasm".to_owned(),
+            Role::Data => "data.jsonl".to_owned(),
+            Role::HeldOut => "held_out.jsonl".to_owned(),
+            Role::InitAdapter => format!("init_adapter/{}", file.path),
+        };
+        archive.append_data(&mut header(file.bytes), path, service.state.open_file(file)?)?;
+    }
+    archive.finish()?;
+    Ok(())
+}
+
+/// What the host's ledger says of a job
+///
+/// Its receipt with the digests that it speaks of, and what became of its adapters' bytes. The chain is checked on the way.
+#[utoipa::path(
+    get, path = "/v1/jobs/{id}/ledger", tag = "results", params(("id" = String, Path, description = "The job's id")),
+    responses(
+        (status = 200, body = JobLedger),
+        (status = "default", body = Problem, content_type = "application/problem+json", description = "An error"),
+    )
+)]
+pub(super) async fn ledger(State(app): State<App>, caller: Caller, Id(id): Id<JobId>) -> Result<Answer<JobLedger>, Failure> {
+    let of = caller.0.id;
+    app.blocking(move |service| Ok(service.state.job(of, id)?)).await?;
+    // It is read whole, and so by few at a time.
+    let _permit = app.checks.acquire().await.map_err(|error| Failure::ours(error.into()))?;
+    let entries = app.blocking(move |service| entries(service, id).map_err(Failure::ours)).await?;
+    Ok(Answer(JobLedger { entries }))
+}
+
+fn entries(service: &Service, id: JobId) -> anyhow::Result<Vec<Value>> {
+    let Some(reader) = books::reader(service.store.dir()?) else { return Ok(Vec::new()) };
+    let filter = Filter { job: Some(id.to_string()), ..Filter::default() };
+    let entries = reader.select(filter).context("reading the host's ledger")?;
+    entries.map(|entry| shown(&entry.context("reading the host's ledger")?)).collect()
+}
+
+/// Without its place among others.
+fn shown(Entry { at, unix_ms, event, .. }: &Entry) -> anyhow::Result<Value> {
+    let digest: Digest = at.digest;
+    let mut shown = json!({ "digest": digest, "unix_ms": unix_ms });
+    if let (Some(shown), Value::Object(event)) = (shown.as_object_mut(), serde_json::to_value(event)?) {
+        shown.extend(event);
+    }
+    Ok(shown)
+}
