@@ -171,3 +171,18 @@ impl Staging {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{ELEMENTS_MAX, ROW_ALIGN, TABLE_BYTES, rows_max};
+
+    #[test]
+    fn a_pass_fits_its_tables_and_its_products() {
+        assert_eq!(rows_max(2 * 14_336), 65_536, "its tables are what bounds it");
+        assert_eq!(rows_max(2 * 28_672), 37_376, "its products are");
+        for widest in [0, 1, 7, 4096, 1 << 24] {
+            let rows = rows_max(widest);
+            assert!(rows.is_multiple_of(ROW_ALIGN) && rows * widest <= ELEMENTS_MAX && 1024 * rows <= TABLE_BYTES, "{widest}: {rows}");
+        }
+    }
+}
