@@ -5,7 +5,9 @@
 //! rows only, in a fixed order; several sequences are added in segment order. Padding rows are neither read nor written. An operation says
 //! whether it assigns (=) or accumulates (+=).
 
-use crate::{AdamWItem, AttentionShape, DType, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers, Source, SwigluGrads};
+use crate::{
+    AdamWItem, AttentionShape, DType, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers, SharedWeights, Source, SwigluGrads,
+};
 
 /// A device failed or refused.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -82,6 +84,11 @@ pub trait Device: Send + 'static {
             Source::Random { shape, dtype, numbers } => self.random(shape, dtype, numbers),
         };
         parts.iter().map(load).collect()
+    }
+
+    /// All weights are loaded: from here on they are only read. What other processes on this device can be handed, where it was made for that.
+    fn share_weights(&mut self) -> Result<Option<SharedWeights>, DeviceError> {
+        Ok(None)
     }
 
     /// A zeroed buffer of so many elements.

@@ -16,4 +16,4 @@ pub use device::{Device, DeviceError, Use};
 pub use layout::{Layout, Segment};
 pub use operands::{AdamWItem, AttentionShape, Dropout, LoraGrads, LoraIn, LoraModule, LoraOut, LoraRows, LoraSite, SwigluGrads};
 pub use random::{philox, stream_key, uniform};
-pub use weights::{DType, HostTensor, MapError, Mapped, Numbers, Source};
+pub use weights::{DType, HostTensor, MapError, Mapped, Numbers, SharedPlace, SharedWeights, Source};

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use half::{bf16, f16};
@@ -58,6 +59,26 @@ pub enum Source<'a> {
         /// The numbers.
         numbers: Numbers,
     },
+}
+
+/// Weights on a card that other processes can hold too.
+#[derive(Debug)]
+pub struct SharedWeights {
+    /// Extents of memory: a descriptor and bytes each. The memory lives as long as any process holds it.
+    pub extents: Vec<(OwnedFd, u64)>,
+    /// Where the weights lie, in the order in which they are loaded.
+    pub places: Vec<SharedPlace>,
+}
+
+/// Where a weight lies in memory that is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedPlace {
+    /// In which extent.
+    pub extent: u64,
+    /// Its first byte there.
+    pub first: u64,
+    /// Its bytes.
+    pub bytes: u64,
 }
 
 /// A mapped file.

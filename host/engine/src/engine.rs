@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use nodus_kernels::{DType, Device, HostTensor};
+use nodus_kernels::{DType, Device, DeviceError, HostTensor, SharedWeights};
 use nodus_protocol::{AdapterSlot, AdapterWeights, Command, EngineError, ErrorKind, JobSlot, LoraConfig, ModelConfig, Reply, TrunkSlot};
 
 use crate::TrunkError;
@@ -94,6 +94,14 @@ impl<D: Device> Engine<D> {
     pub fn add_random_trunk(&mut self, config: &ModelConfig, dtype: DType, seed: u64) -> Result<TrunkSlot, TrunkError> {
         let trunk = Trunk::random(&mut self.device, config, dtype, seed)?;
         Ok(self.put(trunk))
+    }
+
+    /// All trunks are there: what of their weights other processes on the device can be handed.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn share_weights(&mut self) -> Result<Option<SharedWeights>, DeviceError> {
+        self.device.share_weights()
     }
 
     fn put(&mut self, trunk: Trunk<D>) -> TrunkSlot {

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::plan::{NewEngine, Placement, Plan, Seat, Wait};
 use crate::reason::Reason;
-use crate::room::{Fit, Full, Load, Room, alone};
-use crate::scene::{DeviceId, Job, JobId, Lane, Priority, Rules, Scene, State, Tenant, TenantId, TrunkId};
+use crate::room::{Fit, Full, Load, Needs, Room, alone};
+use crate::scene::{Device, DeviceId, Job, JobId, Lane, Priority, Rules, Scene, State, Tenant, TenantId, TrunkId};
 
 /// Decides what is to be done now.
 #[must_use]
@@ -39,7 +39,7 @@ struct Line<'a> {
 struct Desk<'a> {
     rules: Rules,
     rooms: BTreeMap<DeviceId, Room>,
-    engine_bytes: BTreeMap<TrunkId, u64>,
+    needs: BTreeMap<TrunkId, Needs>,
     lines: BTreeMap<TenantId, Line<'a>>,
     /// Running jobs of low priority that nobody told to make room, the latest first.
     lower: Vec<JobId>,
@@ -50,14 +50,12 @@ struct Desk<'a> {
 
 impl<'a> Desk<'a> {
     fn new(scene: &'a Scene) -> Self {
-        let rooms = scene
-            .devices
-            .iter()
-            .map(|device| (device.id, Room::new(device.memory_bytes, (scene.rules.device_jobs_max, scene.rules.device_mps_max))));
+        let rooms =
+            scene.devices.iter().map(|device| (device.id, Room::new(device, (scene.rules.device_jobs_max, scene.rules.device_mps_max))));
         let mut desk = Self {
             rules: scene.rules,
             rooms: rooms.collect(),
-            engine_bytes: scene.trunks.iter().map(|trunk| (trunk.id, trunk.engine_bytes)).collect(),
+            needs: scene.trunks.iter().map(|trunk| (trunk.id, Needs::of(trunk))).collect(),
             lines: scene.tenants.iter().map(|tenant| (tenant.id, Line::new(tenant))).collect(),
             lower: Vec::new(),
             heads: Vec::new(),
@@ -70,8 +68,9 @@ impl<'a> Desk<'a> {
             desk.rooms.get_mut(&foreign.device).into_iter().for_each(|room| room.exclude(foreign.job));
         }
         for engine in &scene.engines {
-            let load = Load::of(engine, desk.engine_bytes.get(&engine.trunk).copied().unwrap_or(0));
-            desk.rooms.entry(engine.device).or_insert_with(|| Room::new(0, (0, 0))).add(Seat::Engine(engine.id), load);
+            let load = Load::of(engine, desk.needs.get(&engine.trunk).copied().unwrap_or_default());
+            let unknown = || Room::new(&Device { id: engine.device, memory_bytes: 0, shares_weights: false }, (0, 0));
+            desk.rooms.entry(engine.device).or_insert_with(unknown).add(Seat::Engine(engine.id), load);
         }
         let mut jobs: Vec<&Job> = scene.jobs.iter().collect();
         jobs.sort_by_key(|job| (job.priority, job.order, job.id));
@@ -133,7 +132,7 @@ impl<'a> Desk<'a> {
         let reason = self.make_room(first);
         self.wait_for_device(first, reason);
         for job in others {
-            let reason = self.why(job, self.engine_bytes(job));
+            let reason = self.why(job, self.needs(job));
             self.wait_for_device(job, reason);
         }
     }
@@ -172,11 +171,11 @@ impl<'a> Desk<'a> {
     fn best(&self, unit: &[&Job]) -> Option<DeviceId> {
         let mut best = None;
         let first = unit.first()?;
-        let engine_bytes = self.engine_bytes(first);
-        let takes_any = |room: &Room| !room.is_kept && unit.iter().any(|job| room.fit(job, engine_bytes).is_ok());
+        let needs = self.needs(first);
+        let takes_any = |room: &Room| !room.is_kept && unit.iter().any(|job| room.fit(job, needs).is_ok());
         for (id, room) in self.rooms.iter().filter(|(_, room)| takes_any(room)) {
             let mut trial = room.clone();
-            let count = unit.iter().filter(|job| put(&mut trial, job, engine_bytes, usize::MAX).is_some()).count();
+            let count = unit.iter().filter(|job| put(&mut trial, job, needs, usize::MAX).is_some()).count();
             let score = (count, room.has_trunk(first), room.free_bytes());
             // The lowest number of equals.
             if best.is_none_or(|(other, _)| score > other) {
@@ -188,9 +187,9 @@ impl<'a> Desk<'a> {
 
     /// Places a job on a device, if it fits.
     fn put(&mut self, device: DeviceId, job: &Job) -> bool {
-        let (engine_bytes, next) = (self.engine_bytes(job), self.plan.start.len());
+        let (needs, next) = (self.needs(job), self.plan.start.len());
         let Some(room) = self.rooms.get_mut(&device) else { return false };
-        let Some(seat) = put(room, job, engine_bytes, next) else { return false };
+        let Some(seat) = put(room, job, needs, next) else { return false };
         if seat == Seat::New(next) {
             self.plan.start.push(NewEngine { device, trunk: job.trunk, lane: job.lane });
         }
@@ -207,15 +206,15 @@ impl<'a> Desk<'a> {
 
     /// What can be done for a job that fits nowhere, and what it is told.
     fn make_room(&mut self, job: &Job) -> Reason {
-        let engine_bytes = self.engine_bytes(job);
-        let needed = alone(job, engine_bytes);
+        let needs = self.needs(job);
+        let needed = alone(job, needs);
         if self.rooms.values().all(|room| room.memory_bytes() < needed) {
-            return self.why(job, engine_bytes);
+            return self.why(job, needs);
         }
-        if self.evict(job, engine_bytes) || (job.priority == Priority::High && self.displace(job, engine_bytes)) {
+        if self.evict(job, needs) || (job.priority == Priority::High && self.displace(job, needs)) {
             return Reason::MakingRoom;
         }
-        let reason = self.why(job, engine_bytes);
+        let reason = self.why(job, needs);
         if aged_ms(job) >= self.rules.patience_ms {
             let large = self.rooms.values_mut().filter(|room| !room.is_kept && room.memory_bytes() >= needed && room.is_open_to(job));
             large.min_by_key(|room| room.jobs()).into_iter().for_each(|room| room.is_kept = true);
@@ -224,9 +223,9 @@ impl<'a> Desk<'a> {
     }
 
     /// Stops idle engines where that lets the job in. What becomes free is kept for it.
-    fn evict(&mut self, job: &Job, engine_bytes: u64) -> bool {
+    fn evict(&mut self, job: &Job, needs: Needs) -> bool {
         let open = self.rooms.values_mut().filter(|room| !room.is_kept);
-        let found = open.filter_map(|room| room.evict(job, engine_bytes).map(|engines| (engines.len(), engines, room)));
+        let found = open.filter_map(|room| room.evict(job, needs).map(|engines| (engines.len(), engines, room)));
         let Some((_, engines, room)) = found.min_by_key(|(count, ..)| *count) else { return false };
         engines.iter().for_each(|engine| room.stop(*engine));
         room.is_kept = true;
@@ -235,10 +234,10 @@ impl<'a> Desk<'a> {
     }
 
     /// Has jobs of low priority make room where that lets the job in.
-    fn displace(&mut self, job: &Job, engine_bytes: u64) -> bool {
+    fn displace(&mut self, job: &Job, needs: Needs) -> bool {
         let lower = &self.lower;
         let open = self.rooms.values_mut().filter(|room| !room.is_kept);
-        let found = open.filter_map(|room| room.displace(job, engine_bytes, lower).map(|jobs| (jobs.len(), jobs, room)));
+        let found = open.filter_map(|room| room.displace(job, needs, lower).map(|jobs| (jobs.len(), jobs, room)));
         let Some((_, jobs, room)) = found.min_by_key(|(count, ..)| *count) else { return false };
         room.is_kept = true;
         let gone: BTreeSet<JobId> = jobs.iter().copied().collect();
@@ -248,19 +247,19 @@ impl<'a> Desk<'a> {
     }
 
     /// Why a job fits nowhere, by the device that is nearest to taking it.
-    fn why(&self, job: &Job, engine_bytes: u64) -> Reason {
-        let needed = alone(job, engine_bytes);
+    fn why(&self, job: &Job, needs: Needs) -> Reason {
+        let needed = alone(job, needs);
         match self.rooms.values().map(Room::memory_bytes).max() {
             None => return Reason::NoDevice,
             Some(largest) if needed > largest => return Reason::TooLarge { needed, largest },
             Some(_) => {}
         }
-        let is_foreign = |room: &Room| room.fit(job, engine_bytes) == Err(Full::Foreign);
+        let is_foreign = |room: &Room| room.fit(job, needs) == Err(Full::Foreign);
         if self.rooms.values().filter(|room| room.memory_bytes() >= needed).all(is_foreign) {
             return Reason::OtherClass;
         }
         let open = self.rooms.values().filter(|room| !room.is_kept);
-        let full: Vec<Full> = open.filter_map(|room| room.fit(job, engine_bytes).err()).collect();
+        let full: Vec<Full> = open.filter_map(|room| room.fit(job, needs).err()).collect();
         let memory = full.iter().filter_map(|full| match full {
             Full::Memory { needed, free } => Some((*free, *needed)),
             _ => None,
@@ -298,8 +297,8 @@ impl<'a> Desk<'a> {
         self.plan.wait.push(Wait { job: job.id, reason, ages: is_head && aged_ms(job) > 0 });
     }
 
-    fn engine_bytes(&self, job: &Job) -> u64 {
-        self.engine_bytes.get(&job.trunk).copied().unwrap_or(0)
+    fn needs(&self, job: &Job) -> Needs {
+        self.needs.get(&job.trunk).copied().unwrap_or_default()
     }
 }
 
@@ -336,11 +335,11 @@ impl<'a> Line<'a> {
 }
 
 /// Puts a job into a room, if it fits; a new engine gets this number.
-fn put(room: &mut Room, job: &Job, engine_bytes: u64, next: usize) -> Option<Seat> {
-    let seat = match room.fit(job, engine_bytes).ok()? {
+fn put(room: &mut Room, job: &Job, needs: Needs, next: usize) -> Option<Seat> {
+    let seat = match room.fit(job, needs).ok()? {
         Fit::Into(seat) => seat,
         Fit::New => {
-            room.add(Seat::New(next), Load::new(job.trunk, job.lane, engine_bytes));
+            room.add(Seat::New(next), Load::new(job.trunk, job.lane, needs));
             Seat::New(next)
         }
     };

@@ -5,17 +5,31 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::plan::Seat;
-use crate::scene::{Bar, EngineId, Job, JobId, Lane, TrunkId};
+use crate::scene::{Bar, Device, EngineId, Job, JobId, Lane, Trunk, TrunkId};
 
 /// What one engine holds.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     trunk: TrunkId,
     lane: Lane,
-    own_bytes: u64,
+    needs: Needs,
     is_stopping: bool,
     idle_ms: u64,
     jobs: BTreeMap<JobId, Share>,
+}
+
+/// What engines on a trunk take of a device before any job.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Needs {
+    engine_bytes: u64,
+    weight_bytes: u64,
+}
+
+impl Needs {
+    pub(crate) fn of(trunk: &Trunk) -> Self {
+        let Trunk { engine_bytes, weight_bytes, .. } = *trunk;
+        Self { engine_bytes, weight_bytes }
+    }
 }
 
 /// One job's part of a load.
@@ -30,6 +44,8 @@ struct Share {
 #[derive(Clone, Debug)]
 pub(crate) struct Room {
     memory_bytes: u64,
+    /// Whether engines of the lane `mps` have weights once between them.
+    shares_weights: bool,
     jobs_max: u64,
     mps_max: u64,
     loads: BTreeMap<Seat, Load>,
@@ -70,17 +86,17 @@ pub(crate) enum Full {
 }
 
 impl Load {
-    pub(crate) fn new(trunk: TrunkId, lane: Lane, own_bytes: u64) -> Self {
-        Self { trunk, lane, own_bytes, is_stopping: false, idle_ms: 0, jobs: BTreeMap::new() }
+    pub(crate) fn new(trunk: TrunkId, lane: Lane, needs: Needs) -> Self {
+        Self { trunk, lane, needs, is_stopping: false, idle_ms: 0, jobs: BTreeMap::new() }
     }
 
-    pub(crate) fn of(engine: &crate::Engine, own_bytes: u64) -> Self {
+    pub(crate) fn of(engine: &crate::Engine, needs: Needs) -> Self {
         let crate::Engine { trunk, lane, is_stopping, idle_ms, .. } = *engine;
-        Self { trunk, lane, own_bytes, is_stopping, idle_ms, jobs: BTreeMap::new() }
+        Self { trunk, lane, needs, is_stopping, idle_ms, jobs: BTreeMap::new() }
     }
 
     fn bytes(&self) -> u64 {
-        let adapters = self.jobs.values().map(|job| job.adapter_bytes).fold(self.own_bytes, u64::saturating_add);
+        let adapters = self.jobs.values().map(|job| job.adapter_bytes).fold(self.needs.engine_bytes, u64::saturating_add);
         adapters.saturating_add(self.activation_bytes())
     }
 
@@ -94,8 +110,10 @@ impl Load {
 }
 
 impl Room {
-    pub(crate) fn new(memory_bytes: u64, (jobs_max, mps_max): (u64, u64)) -> Self {
-        Self { memory_bytes, jobs_max, mps_max, loads: BTreeMap::new(), bars: Vec::new(), foreign: BTreeSet::new(), is_kept: false }
+    pub(crate) fn new(device: &Device, (jobs_max, mps_max): (u64, u64)) -> Self {
+        let Device { memory_bytes, shares_weights, .. } = *device;
+        let (loads, bars, foreign) = Default::default();
+        Self { memory_bytes, shares_weights, jobs_max, mps_max, loads, bars, foreign, is_kept: false }
     }
 
     pub(crate) fn bar(&mut self, bar: Bar) {
@@ -138,7 +156,23 @@ impl Room {
     }
 
     pub(crate) fn free_bytes(&self) -> u64 {
-        self.memory_bytes.saturating_sub(self.loads.values().map(Load::bytes).fold(0, u64::saturating_add))
+        let bytes = self.loads.values().map(Load::bytes).fold(0, u64::saturating_add);
+        self.memory_bytes.saturating_sub(bytes.saturating_sub(self.shared_bytes()))
+    }
+
+    /// Weights that engines have from others, counted with each of them.
+    fn shared_bytes(&self) -> u64 {
+        let mut counted = BTreeSet::new();
+        let sharing = self.loads.values().filter(|load| self.shares_weights && load.lane == Lane::Mps);
+        let again = sharing.filter(|load| !counted.insert(load.trunk));
+        again.map(|load| load.needs.weight_bytes).fold(0, u64::saturating_add)
+    }
+
+    /// What a job needs here with an engine of its own.
+    fn needed(&self, job: &Job, needs: Needs) -> u64 {
+        let is_mate = |load: &Load| load.lane == Lane::Mps && load.trunk == job.trunk;
+        let finds_weights = self.shares_weights && job.lane == Lane::Mps && self.loads.values().any(is_mate);
+        alone(job, needs).saturating_sub(if finds_weights { needs.weight_bytes } else { 0 })
     }
 
     pub(crate) fn jobs(&self) -> u64 {
@@ -157,7 +191,7 @@ impl Room {
     }
 
     /// Where a job fits now, an engine of its own taking so many bytes.
-    pub(crate) fn fit(&self, job: &Job, engine_bytes: u64) -> Result<Fit, Full> {
+    pub(crate) fn fit(&self, job: &Job, needs: Needs) -> Result<Fit, Full> {
         if self.foreign.contains(&job.id) {
             return Err(Full::Foreign);
         }
@@ -180,7 +214,7 @@ impl Room {
         let load = seat.and_then(|seat| self.loads.get(&seat));
         let needed = match load {
             Some(load) => job.adapter_bytes.saturating_add(job.activation_bytes.saturating_sub(load.activation_bytes())),
-            None => alone(job, engine_bytes),
+            None => self.needed(job, needs),
         };
         let free = self.free_bytes();
         match (needed <= free, seat) {
@@ -191,7 +225,7 @@ impl Room {
     }
 
     /// Engines without jobs whose end would let the job in, the longest idle first and no more than are needed. None where it would not.
-    pub(crate) fn evict(&self, job: &Job, engine_bytes: u64) -> Option<Vec<EngineId>> {
+    pub(crate) fn evict(&self, job: &Job, needs: Needs) -> Option<Vec<EngineId>> {
         let own = self.seat(job);
         let idle = self.loads.iter().filter_map(|(seat, load)| match seat {
             Seat::Engine(id) if load.is_idle() && Some(*seat) != own => Some((load.idle_ms, *id)),
@@ -201,26 +235,26 @@ impl Room {
         idle.sort_by_key(|(idle_ms, id)| (std::cmp::Reverse(*idle_ms), *id));
         let (mut without, mut ended) = (self.without_leaving(), Vec::new());
         for (_, id) in idle {
-            if without.fit(job, engine_bytes).is_ok() {
+            if without.fit(job, needs).is_ok() {
                 break;
             }
             without.loads.remove(&Seat::Engine(id));
             ended.push(id);
         }
-        without.fit(job, engine_bytes).is_ok().then_some(ended)
+        without.fit(job, needs).is_ok().then_some(ended)
     }
 
     /// The fewest of these jobs, taken in their order, whose end would let the job in, with the idle engines that must end too.
-    pub(crate) fn displace(&self, job: &Job, engine_bytes: u64, lower: &[JobId]) -> Option<Vec<JobId>> {
+    pub(crate) fn displace(&self, job: &Job, needs: Needs, lower: &[JobId]) -> Option<Vec<JobId>> {
         let (mut without, mut ended) = (self.without_leaving(), Vec::new());
         for id in lower.iter().filter(|id| self.loads.values().any(|load| load.jobs.contains_key(id))) {
-            if without.evict(job, engine_bytes).is_some() {
+            if without.evict(job, needs).is_some() {
                 break;
             }
             without.loads.values_mut().for_each(|load| load.jobs.retain(|other, _| other != id));
             ended.push(*id);
         }
-        without.evict(job, engine_bytes).is_some().then_some(ended)
+        without.evict(job, needs).is_some().then_some(ended)
     }
 
     /// As it will be when those have gone that are going.
@@ -252,6 +286,6 @@ impl Room {
 }
 
 /// What a job needs of an empty device.
-pub(crate) fn alone(job: &Job, engine_bytes: u64) -> u64 {
-    engine_bytes.saturating_add(job.adapter_bytes).saturating_add(job.activation_bytes)
+pub(crate) fn alone(job: &Job, needs: Needs) -> u64 {
+    needs.engine_bytes.saturating_add(job.adapter_bytes).saturating_add(job.activation_bytes)
 }

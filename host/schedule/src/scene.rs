@@ -53,6 +53,8 @@ pub struct Device {
     pub id: DeviceId,
     /// Bytes for engines and jobs.
     pub memory_bytes: u64,
+    /// Whether engines of the lane `mps` have a trunk's weights once between them.
+    pub shares_weights: bool,
 }
 
 /// A trunk that jobs name.
@@ -62,6 +64,8 @@ pub struct Trunk {
     pub id: TrunkId,
     /// What an engine on it takes of a device before any job: weights, tables, caches.
     pub engine_bytes: u64,
+    /// The weights among them.
+    pub weight_bytes: u64,
 }
 
 /// An engine process that runs, starts, or stops.

@@ -85,6 +85,11 @@ impl Arm {
         }
     }
 
+    /// Whether its processes have the weights once between them, as engines of the service's lane `mps` do.
+    pub(super) fn shares_weights(self) -> bool {
+        self == Self::Mps100
+    }
+
     /// Whether all jobs are at work at the same time, ours.
     pub(super) fn is_at_once(self) -> bool {
         self.peer().is_none() && !matches!(self, Self::Dedicated | Self::DedicatedCache)

@@ -3,8 +3,11 @@
 //! Measures an arm as a whole; a process measures itself.
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context as _;
@@ -16,8 +19,10 @@ use super::variant::Variant;
 use super::words::{Done, Order, PeerOrder, Ready};
 use super::work::Work;
 use crate::cli::DeviceArgs;
+use crate::process::handover::give;
 use crate::process::mps::Mps;
 use crate::process::spawn::program;
+use crate::process::weights::Keeper;
 
 /// Where and how workers run.
 pub(super) struct Yard<'a> {
@@ -99,7 +104,7 @@ impl Yard<'_> {
         for (number, order) in orders.iter().enumerate() {
             note(&format!("{}: process {} of {}", arm.name(), number + 1, orders.len()));
             let began = Instant::now();
-            let mut worker = Worker::start(self, arm, order, &[])?;
+            let mut worker = Worker::start(self, arm, order, &[], None)?;
             taken.ready.push(worker.ready()?);
             let (done, activity) = self.watch(|| worker.go().and_then(|()| worker.result()));
             let done = done?;
@@ -122,7 +127,8 @@ impl Yard<'_> {
             environment
         };
         let began = Instant::now();
-        let start = |order| Worker::start(self, arm, order, &environment(order));
+        let keeper = (mps.is_some() && arm.shares_weights()).then(Arc::<Keeper>::default);
+        let start = |order| Worker::start(self, arm, order, &environment(order), keeper.as_ref());
         let mut workers = orders.iter().map(start).collect::<anyhow::Result<Vec<_>>>()?;
         let ready = workers.iter_mut().map(Worker::ready).collect::<anyhow::Result<Vec<_>>>()?;
         if let Some(mps) = &mps {
@@ -151,31 +157,43 @@ impl Yard<'_> {
 /// One process.
 struct Worker {
     child: Child,
-    input: ChildStdin,
+    input: UnixStream,
     output: BufReader<ChildStdout>,
 }
 
 impl Worker {
     /// Starts a process with its order.
-    fn start(yard: &Yard<'_>, arm: Arm, order: &Order, environment: &[(&str, String)]) -> anyhow::Result<Self> {
+    fn start(
+        yard: &Yard<'_>,
+        arm: Arm,
+        order: &Order,
+        environment: &[(&str, String)],
+        weights: Option<&Arc<Keeper>>,
+    ) -> anyhow::Result<Self> {
         let (mut command, order) = match (arm.peer(), &yard.peer) {
-            (None, _) => (Self::ours(yard, arm)?, serde_json::to_string(order)?),
+            (None, _) => (Self::ours(yard, arm, weights.is_some())?, serde_json::to_string(order)?),
             (Some(mode), Some(peer)) => (peer.command(), serde_json::to_string(&peer.order(order, mode))?),
             (Some(_), None) => anyhow::bail!("an arm of PyTorch without a Python"),
         };
         command.envs(environment.iter().map(|(name, value)| (name, value)));
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let (input, theirs) = UnixStream::pair().context("making a socket")?;
+        if let Some(keeper) = weights {
+            let link = keeper.link().context("making a socket for a worker's weights")?;
+            give(&input, &[link.as_fd()]).context("handing a socket to a worker process")?;
+        }
+        let child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::piped()).spawn();
         let mut child = child.with_context(|| format!("starting {}", command.get_program().to_string_lossy()))?;
-        let (input, output) = (child.stdin.take().context("a worker's input")?, child.stdout.take().context("a worker's output")?);
+        let output = child.stdout.take().context("a worker's output")?;
         let mut worker = Self { child, input, output: BufReader::new(output) };
         worker.say(&order)?;
         Ok(worker)
     }
 
     /// This program, to work with the device's options.
-    fn ours(yard: &Yard<'_>, arm: Arm) -> anyhow::Result<Command> {
+    fn ours(yard: &Yard<'_>, arm: Arm, is_linked: bool) -> anyhow::Result<Command> {
         let mut command = Command::new(program().context("finding this program")?);
         command.arg("--data-dir").arg(yard.data_dir).args(["bench", "worker", "--keep"]).arg(yard.keep);
+        command.args(is_linked.then_some("--linked"));
         let DeviceArgs { device, dtype, threads, trunk_cache, memory } = yard.device;
         // Without a word the engine keeps what fits; an arm that keeps nothing says so.
         let cache = if arm.keeps() { trunk_cache } else { Some(0) };

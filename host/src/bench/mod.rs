@@ -22,6 +22,8 @@ mod work;
 mod worker;
 
 use std::io::{BufReader, Write};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -32,6 +34,8 @@ use crate::cli::{BenchArgs, BenchMode, Dtype};
 use crate::error::{Ending, user};
 use crate::machine::unix_ms;
 use crate::paths::{Paths, shown};
+use crate::process::handover::take;
+use crate::process::weights::Link;
 use crate::random;
 use crate::run::choice::{Chosen, choose};
 use crate::run::inputs::{OpenModel, Weights};
@@ -66,14 +70,22 @@ pub(crate) fn run(
             let kind = if *tenants { Kind::Tenants } else { Kind::Sweep };
             measure(store, surroundings, data_dir, &Asked { kind, args, python: Some(python), tolerance: *tolerance }, out)
         }
-        BenchMode::Worker { device, keep } => {
-            worker::work((store, surroundings), *device, keep, &mut BufReader::new(std::io::stdin()), out)?;
+        BenchMode::Worker { device, keep, linked } => {
+            let weights = linked.then(linked_by_parent).transpose()?;
+            worker::work((store, surroundings, weights.as_ref()), (*device, keep), &mut BufReader::new(std::io::stdin()), out)?;
             Ok(Ending::Done)
         }
         BenchMode::Audit { folder, device } => audit::audit((store, surroundings), data_dir, (folder, *device), out),
         BenchMode::Merge { reports, out: into } => merge(surroundings.paths, reports, into, out),
         BenchMode::Compare { a, b, tolerance } => hold_against(surroundings.paths, (a, b), *tolerance, out),
     }
+}
+
+/// Whom a worker shares weights with: what its parent sends before anything else.
+fn linked_by_parent() -> anyhow::Result<Link> {
+    let input = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+    let link = take(&input).context("a worker that is linked is started by its parent")?.pop();
+    Ok(Link::new(link.context("no socket for weights came")?.into()))
 }
 
 /// A measurement as it was asked for.

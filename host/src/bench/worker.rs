@@ -19,6 +19,7 @@ use crate::app::Surroundings;
 use crate::cli::DeviceArgs;
 use crate::error::user;
 use crate::name::Name;
+use crate::process::weights::Link;
 use crate::run::choice::choose;
 use crate::run::device::{Device, Rig};
 use crate::run::inputs::OpenModel;
@@ -30,9 +31,8 @@ use crate::store::{Store, digest_of, write_synced};
 /// # Errors
 /// Ours: the engine, or the parent is gone.
 pub(super) fn work(
-    (store, surroundings): (&Store, &Surroundings),
-    device: DeviceArgs,
-    keep: &Path,
+    (store, surroundings, weights): (&Store, &Surroundings, Option<&Link>),
+    (device, keep): (DeviceArgs, &Path),
     orders: &mut dyn BufRead,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
@@ -41,7 +41,7 @@ pub(super) fn work(
     let name: Name = order.work.model.parse().map_err(|error| user(format!("{error}")))?;
     let model = OpenModel::open(store, &name)?;
     let chosen = choose(store, surroundings, (device.device, device.dtype), std::iter::once(&model))?;
-    let rig = Rig { chosen: &chosen, args: device, buffer_bytes_max: device.memory.unwrap_or(u64::MAX), expected: None };
+    let rig = Rig { chosen: &chosen, args: device, buffer_bytes_max: device.memory.unwrap_or(u64::MAX), expected: None, weights };
     let engine = Device::start_with(std::iter::once(&model), rig, order.variant.launching())?;
     let trunk = engine.trunk(&model)?;
 

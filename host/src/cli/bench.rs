@@ -73,6 +73,9 @@ pub enum BenchMode {
         /// Where adapters are kept by digest
         #[arg(long)]
         keep: PathBuf,
+        /// Standard input is a socket, over which another comes first: whom the weights are shared with
+        #[arg(long)]
+        linked: bool,
     },
 }
 

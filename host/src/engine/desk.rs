@@ -7,6 +7,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream as StdStream;
 
 use anyhow::{Context as _, bail};
+use cap_std::fs::Dir;
 use nodus_kernels::cuda::refuses;
 use nodus_protocol::frame::{FrameReader, FrameWriter};
 use nodus_protocol::wire::{Grants, serve as serve_wire};
@@ -18,6 +19,7 @@ use crate::app::Surroundings;
 use crate::error::exit_code;
 use crate::process::handover;
 use crate::process::socket::{inherited, split};
+use crate::process::weights::Link;
 use crate::run::choice::choose;
 use crate::run::device::{Device, Rig};
 use crate::run::inputs::OpenModel;
@@ -33,18 +35,25 @@ type Writer = FrameWriter<OwnedWriteHalf>;
 pub(crate) fn serve(surroundings: &Surroundings) -> anyhow::Result<()> {
     let commands = inherited(io::stdin().as_fd())?;
     let control = StdStream::from(io::stdout().as_fd().try_clone_to_owned()?);
-    let dir = handover::take(&control).context("an engine process is started by its parent, which hands it a folder")?;
-    let store = Store::open_to_read(dir)?;
+    let handed = handover::take(&control).context("an engine process is started by its parent, which hands it a folder")?;
+    let mut handed = handed.into_iter();
+    let dir = handed.next().context("an engine process is handed a folder first")?;
+    let weights = handed.next().map(|stream| Link::new(stream.into()));
+    let store = Store::open_to_read(Dir::from_std_file(dir.into()))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(work(&store, surroundings, commands, control))
+    runtime.block_on(work((&store, surroundings, weights.as_ref()), commands, control))
 }
 
-async fn work(store: &Store, surroundings: &Surroundings, commands: StdStream, control: StdStream) -> anyhow::Result<()> {
+async fn work(
+    (store, surroundings, weights): (&Store, &Surroundings, Option<&Link>),
+    commands: StdStream,
+    control: StdStream,
+) -> anyhow::Result<()> {
     let (reader, writer) = split(control)?;
     let (mut reader, mut writer) = (FrameReader::new(BufReader::new(reader), u64::from(u32::MAX)), FrameWriter::new(writer));
     let Some(ToEngine::Load(load)) = reader.next().await? else { bail!("the parent did not say what to load") };
     // Nothing else goes on in this process until the model is there.
-    let (device, facts) = match device(store, surroundings, &load) {
+    let (device, facts) = match device(store, surroundings, &load, weights) {
         Ok(loaded) => loaded,
         Err(error) => {
             let (text, is_users) = (format!("{error:#}"), exit_code(&error) == 2);
@@ -63,7 +72,7 @@ async fn work(store: &Store, surroundings: &Surroundings, commands: StdStream, c
     }
 }
 
-fn device(store: &Store, surroundings: &Surroundings, load: &Load) -> anyhow::Result<(Device, Facts)> {
+fn device(store: &Store, surroundings: &Surroundings, load: &Load, weights: Option<&Link>) -> anyhow::Result<(Device, Facts)> {
     let surroundings = Surroundings { devices: load.environment.clone(), ..surroundings.clone() };
     if let Some((ordinal, bytes)) = load.limit {
         let more = usize::try_from(bytes)?.saturating_add(1 << 20);
@@ -72,7 +81,7 @@ fn device(store: &Store, surroundings: &Surroundings, load: &Load) -> anyhow::Re
     }
     let model = OpenModel::open(store, &load.model)?;
     let chosen = choose(store, &surroundings, (load.device.device, load.device.dtype), std::iter::once(&model))?;
-    let rig = Rig { chosen: &chosen, args: load.device, buffer_bytes_max: load.buffer_bytes_max, expected: None };
+    let rig = Rig { chosen: &chosen, args: load.device, buffer_bytes_max: load.buffer_bytes_max, expected: None, weights };
     let device = Device::start(std::iter::once(&model), rig)?;
     let facts = Facts { slot: device.slot(&model)?, class: device.class(&model), device: chosen.name() };
     Ok((device, facts))

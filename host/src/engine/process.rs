@@ -3,7 +3,7 @@
 //! Never hides that it died: whoever waits for it is told, and what its jobs held of the device went with it.
 
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -30,6 +30,7 @@ use crate::process::handover;
 use crate::process::mps::Mps;
 use crate::process::socket::split;
 use crate::process::spawn::{Ends, spawn};
+use crate::process::weights::Keeper;
 use crate::run::device::Class;
 use crate::run::inputs::OpenModel;
 use crate::run::services::HostText;
@@ -58,6 +59,8 @@ pub(crate) struct MpsTerms {
     pub(crate) ordinal: usize,
     /// Bytes of the card's memory that it may have in all.
     pub(crate) memory_bytes: u64,
+    /// Whom it has its weights from, and gives them to.
+    pub(crate) weights: Arc<Keeper>,
 }
 
 impl MpsTerms {
@@ -137,7 +140,11 @@ impl Process {
         (command_stream, control_stream): (StdStream, StdStream),
     ) -> anyhow::Result<Self> {
         fate.listen("an engine process").context("starting the thread that listens to an engine process")?;
-        handover::give(&control_stream, dir).context("handing the data folder to an engine process")?;
+        let weights =
+            setup.mps.as_ref().map(|mps| mps.weights.link()).transpose().context("making a socket for an engine process's weights")?;
+        let handed: Vec<_> = [dir.as_fd()].into_iter().chain(weights.as_ref().map(StdStream::as_fd)).collect();
+        handover::give(&control_stream, &handed).context("handing the data folder to an engine process")?;
+        drop(weights);
         let (reader, writer) = split(control_stream)?;
         let (mut reader, mut writer) = (FrameReader::new(BufReader::new(reader), u64::from(u32::MAX)), FrameWriter::new(writer));
         let Setup { model, device, buffer_bytes_max, environment, watch, mps } = setup.clone();

@@ -190,7 +190,11 @@ impl Floor {
             }
         }
         runner.abort();
-        let engines: Vec<_> = shared.board().engines.values().cloned().collect();
+        let engines: Vec<_> = {
+            let mut board = shared.board();
+            board.engines.values_mut().for_each(|engine| engine.is_stopping = true);
+            board.engines.values().cloned().collect()
+        };
         for engine in engines {
             // One that still loads its model ends by itself when this process is gone.
             drop(tokio::time::timeout(END, engine.end()).await);

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
+use nodus_kernels::cuda::can_share;
 use nodus_schedule::Rules;
 
 use crate::app::Surroundings;
@@ -26,6 +27,8 @@ pub(crate) struct Place {
     pub(crate) device: DeviceChoice,
     /// Bytes for engines and jobs.
     pub(crate) memory_bytes: u64,
+    /// Whether MPS clients have a model's weights once between them.
+    pub(crate) shares_weights: bool,
 }
 
 /// How the floor works.
@@ -116,11 +119,12 @@ fn place(surroundings: &Surroundings, device: DeviceChoice, memory: Option<u64>)
         let available = || machine::memory(surroundings.paths).map(|memory| memory.available);
         let memory_bytes = memory.or_else(available);
         let memory_bytes = memory_bytes.ok_or_else(|| user(format!("{MEMORY_FILE} does not tell the machine's memory: give --memory")))?;
-        return Ok(Place { device: DeviceChoice::Cpu, memory_bytes });
+        return Ok(Place { device: DeviceChoice::Cpu, memory_bytes, shares_weights: false });
     };
     let memory_bytes = match memory {
         Some(bytes) => bytes,
         None => free_card_bytes(card.ordinal).context("asking the card for its memory")?,
     };
-    Ok(Place { device: DeviceChoice::Cuda(card.ordinal), memory_bytes })
+    let shares_weights = can_share(card.ordinal).context("asking the card whether processes can share memory")?;
+    Ok(Place { device: DeviceChoice::Cuda(card.ordinal), memory_bytes, shares_weights })
 }

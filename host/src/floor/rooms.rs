@@ -2,6 +2,7 @@
 //!
 //! Never promises memory twice: who is to have less has given it back before another has more, or begins.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -9,11 +10,15 @@ use nodus_schedule::{DeviceId, EngineId, Job, Lane};
 
 use super::Shared;
 use super::board::Board;
+use super::engines::Engine;
+use crate::cli::DeviceChoice;
 use crate::engine::Process;
 
 /// An engine's need of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Need {
+    /// Weights, which clients of one MPS daemon have once between them.
+    pub(super) weight_bytes: u64,
     /// Weights, and what driver and libraries take.
     pub(super) fixed_bytes: u64,
     /// Buffers before any job: tables, caches.
@@ -76,9 +81,15 @@ fn changes(shared: &Shared, device: DeviceId) -> Vec<Change> {
     let Some(place) = shared.options.places.get(device.0 as usize) else { return Vec::new() };
     let board = shared.board();
     let engines: Vec<_> = board.engines.iter().filter(|(_, engine)| engine.numbers.device == device).collect();
-    let plans: Vec<Plan> = engines.iter().map(|(id, engine)| plan(&board, **id, &engine.need, engine.numbers.lane)).collect();
+    let mut trunks = BTreeSet::new();
+    let plan = |(id, engine): &(&EngineId, &Engine)| {
+        let is_client = engine.numbers.lane == Lane::Mps && matches!(place.device, DeviceChoice::Cuda(_));
+        let has_weights = !is_client || trunks.insert(engine.numbers.trunk);
+        plan(&board, **id, (&engine.need, has_weights), engine.numbers.lane)
+    };
+    let plans: Vec<Plan> = engines.iter().map(plan).collect();
     let told = engines.iter().zip(shares(place.memory_bytes, &plans));
-    let change = |((_, engine), bytes): (&(&EngineId, &super::engines::Engine), u64)| {
+    let change = |((_, engine), bytes): (&(&EngineId, &Engine), u64)| {
         let change = Change { bound: engine.bound.clone(), bytes, process: engine.process() };
         (engine.bound.load(Relaxed) != bytes).then_some(change)
     };
@@ -86,14 +97,15 @@ fn changes(shared: &Shared, device: DeviceId) -> Vec<Change> {
 }
 
 /// As the schedule reckons: the adapters of all its jobs, and the largest activations.
-fn plan(board: &Board, id: EngineId, need: &Need, lane: Lane) -> Plan {
+fn plan(board: &Board, id: EngineId, (need, has_weights): (&Need, bool), lane: Lane) -> Plan {
     let jobs = || board.running.values().filter(|run| run.engine == id).map(|run| &run.numbers);
     // Of an engine that is being started the first job may not be there yet.
     let adapters = jobs().map(|job| job.adapter_bytes).fold(0, u64::saturating_add);
     let activations = jobs().map(|job| job.activation_bytes).max().unwrap_or(0);
     let first = need.first.adapter_bytes.saturating_add(need.first.activation_bytes);
     let jobs_bytes = adapters.saturating_add(activations).max(if jobs().next().is_none() { first } else { 0 });
-    Plan { fixed_bytes: need.fixed_bytes, buffer_bytes: need.own_bytes.saturating_add(jobs_bytes), takes_more: lane != Lane::Mps }
+    let fixed_bytes = need.fixed_bytes - if has_weights { 0 } else { need.weight_bytes };
+    Plan { fixed_bytes, buffer_bytes: need.own_bytes.saturating_add(jobs_bytes), takes_more: lane != Lane::Mps }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use nodus_state::{CohortId, JobId, Priority, Queued, TenantId};
 
 use super::Shared;
 use super::board::{Backoff, Board, Kind};
+use crate::cli::DeviceChoice;
 use crate::error::exit_code;
 use crate::run::inputs::OpenModel;
 
@@ -129,7 +130,11 @@ fn count(board: &mut Board) {
 
 /// Devices, engines and running jobs.
 fn still(shared: &Shared, board: &Board) -> Scene {
-    let device = |(id, place): (u32, &super::Place)| Device { id: DeviceId(id), memory_bytes: place.memory_bytes };
+    let device = |(id, place): (u32, &super::Place)| Device {
+        id: DeviceId(id),
+        memory_bytes: place.memory_bytes,
+        shares_weights: place.shares_weights,
+    };
     let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let engine = |(id, engine): (&schedule::EngineId, &super::engines::Engine)| {
         let schedule::NewEngine { device, trunk, lane } = engine.numbers;
@@ -214,10 +219,13 @@ fn lane(lane: nodus_state::Lane) -> schedule::Lane {
 /// What engines take, of every trunk that somebody names. Where devices differ, the most.
 fn trunks<'a>(shared: &Shared, board: &mut Board, waiting: impl Iterator<Item = &'a Arc<OpenModel>>) -> Vec<Trunk> {
     let places = &shared.options.places;
-    let most = |model: &OpenModel| {
-        let bytes = places.iter().map(|place| shared.cellar.engine_bytes(model, &shared.options.device, place.device));
-        bytes.max().unwrap_or(0)
+    let (cellar, args) = (&shared.cellar, &shared.options.device);
+    let most = |bytes: &dyn Fn(DeviceChoice) -> u64| places.iter().map(|place| bytes(place.device)).max().unwrap_or(0);
+    let trunk = |board: &mut Board, model: &OpenModel| Trunk {
+        id: board.trunk(model.digest),
+        engine_bytes: most(&|device| cellar.engine_bytes(model, args, device)),
+        weight_bytes: most(&|device| cellar.weight_bytes(model, args, device)),
     };
     let models: BTreeMap<_, Arc<OpenModel>> = waiting.cloned().chain(shared.cellar.models()).map(|model| (model.digest, model)).collect();
-    models.values().map(|model| Trunk { id: board.trunk(model.digest), engine_bytes: most(model) }).collect()
+    models.values().map(|model| trunk(board, model)).collect()
 }

@@ -7,3 +7,4 @@ pub(crate) mod handover;
 pub(crate) mod mps;
 pub(crate) mod socket;
 pub(crate) mod spawn;
+pub(crate) mod weights;

@@ -2,13 +2,17 @@
 //!
 //! Leaves the card's compute mode alone. A program whose daemon is not reachable runs without MPS and says nothing, so that it is asked.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use nodus_protocol::Digest;
 
+use super::weights::Keeper;
 use crate::text::one_line;
 
 /// The driver's program that starts a daemon, and speaks to one.
@@ -18,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How long the daemon may take for one answer. After a fault on the card it answers nobody until its clients are gone, for minutes, so that
 /// they must not wait for it to go.
 const ANSWER: Duration = Duration::from_secs(3);
-/// How long a client that is told off may take to be gone.
+/// How long the daemon may take to get a client's work off the card.
 const FAREWELL: Duration = Duration::from_secs(10);
 
 /// A running daemon; ended when dropped.
@@ -26,6 +30,8 @@ const FAREWELL: Duration = Duration::from_secs(10);
 pub(crate) struct Mps {
     control: PathBuf,
     folder: PathBuf,
+    /// Weights that its clients share, by their models.
+    weights: Mutex<BTreeMap<Digest, Arc<Keeper>>>,
 }
 
 /// There is no daemon any more.
@@ -47,7 +53,7 @@ impl Mps {
     /// # Errors
     /// As there.
     pub(crate) fn start_by(control: PathBuf, folder: PathBuf) -> anyhow::Result<Self> {
-        let daemon = Self { control, folder };
+        let daemon = Self { control, folder, weights: Mutex::default() };
         let status = daemon.control().arg("-d").stdout(Stdio::null()).status();
         let status = status.with_context(|| format!("starting {CONTROL}, which comes with the driver"))?;
         anyhow::ensure!(status.success(), "{CONTROL} -d ended with {status}");
@@ -56,7 +62,12 @@ impl Mps {
 
     /// One that a process before this one left running, perhaps.
     pub(crate) fn left(control: PathBuf, folder: PathBuf) -> Self {
-        Self { control, folder }
+        Self { control, folder, weights: Mutex::default() }
+    }
+
+    /// Whom clients with this model have its weights from: they stand once on the card for all of them.
+    pub(crate) fn weights(&self, model: Digest) -> Arc<Keeper> {
+        self.weights.lock().unwrap_or_else(PoisonError::into_inner).entry(model).or_default().clone()
     }
 
     /// Whether there is none any more, as its control program says. One that is silent for a while lives: after a fault on the card it is.
@@ -101,20 +112,14 @@ impl Mps {
     /// # Errors
     /// Ours: the daemon is not asked, or the client does not go.
     pub(crate) fn terminate(&self, process: u32) -> anyhow::Result<()> {
-        let asked = Instant::now();
-        let find = || self.clients().map(|clients| clients.into_iter().find(|(_, client)| *client == process));
-        let found = match find() {
+        let found = match self.clients().map(|clients| clients.into_iter().find(|(_, client)| *client == process)) {
             // A client of a daemon that is gone is nobody's client.
             Err(error) if error.is::<Gone>() => None,
             found => found?,
         };
         let Some((server, _)) = found else { return Ok(()) };
-        self.ask(&format!("terminate_client {server} {process}"))?;
-        while find()?.is_some() {
-            anyhow::ensure!(asked.elapsed() < FAREWELL, "process {process} is still a client of the MPS daemon after terminate_client");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
+        // Answered once its work is off the card; it stays a client until it ends.
+        self.ask_for(&format!("terminate_client {server} {process}"), FAREWELL).map(drop)
     }
 
     /// Servers and their clients, by their processes.
@@ -128,6 +133,10 @@ impl Mps {
     }
 
     fn ask(&self, words: &str) -> anyhow::Result<String> {
+        self.ask_for(words, ANSWER)
+    }
+
+    fn ask_for(&self, words: &str, patience: Duration) -> anyhow::Result<String> {
         let mut command = self.control();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().with_context(|| format!("starting {CONTROL}"))?;
@@ -137,10 +146,10 @@ impl Mps {
         }
         let asked = Instant::now();
         while child.try_wait().with_context(|| format!("asking {CONTROL}"))?.is_none() {
-            if asked.elapsed() > ANSWER {
+            if asked.elapsed() > patience {
                 drop(child.kill());
                 drop(child.wait());
-                anyhow::bail!("the MPS daemon has not answered `{words}` for {} s", ANSWER.as_secs());
+                anyhow::bail!("the MPS daemon has not answered `{words}` for {} s", patience.as_secs());
             }
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use nodus_engine::plan::{attention_shape, matrices};
 use nodus_engine::{Counts, Engine, EngineHandle, JobBytes, Options};
 use nodus_kernels::cpu::CpuDevice;
-use nodus_kernels::cuda::{CudaDevice, Launching};
+use nodus_kernels::cuda::{CudaDevice, Launching, WeightSharing};
 use nodus_kernels::{Device as _, DeviceError};
 use nodus_protocol::{Client, Digest, EngineError, JobSlot, TrunkSlot};
 use nodus_sandbox::services::{Text, Trunk};
@@ -21,6 +21,7 @@ use super::services::HostText;
 use crate::cli::DeviceArgs;
 use crate::error::user;
 use crate::machine;
+use crate::process::weights::Link;
 use crate::text::escape;
 
 /// Commands that may wait at the engine before their jobs must.
@@ -43,6 +44,8 @@ pub(crate) struct Rig<'a> {
     pub(crate) buffer_bytes_max: u64,
     /// The class that it must be of, where a receipt says so.
     pub(crate) expected: Option<&'a Class>,
+    /// Whom its weights are shared with: processes that hold the same one model.
+    pub(crate) weights: Option<&'a Link>,
 }
 
 /// An engine, started.
@@ -79,19 +82,23 @@ impl Device {
     /// As there.
     pub(crate) fn start_with<'a>(models: impl Iterator<Item = &'a OpenModel>, rig: Rig<'_>, launching: Launching) -> anyhow::Result<Self> {
         let models: BTreeMap<Digest, &OpenModel> = models.map(|model| (model.digest, model)).collect();
+        let given = rig.weights.map_or(Ok(None), Link::ask).context("asking for weights that others hold")?;
+        let maker = rig.weights.filter(|_| given.is_none());
         let device = match rig.chosen {
             Chosen::Cpu => {
                 let threads = machine::threads(rig.args.threads)?;
                 let device = CpuDevice::with_memory_limit(threads, rig.buffer_bytes_max).context("starting the CPU device")?;
-                Self::launch(device, &models, options(rig.args, Options::default()))?
+                Self::launch(device, &models, options(rig.args, Options::default()), maker)?
             }
             Chosen::Cuda(chosen) => {
                 let mut device = chosen.open(rig.buffer_bytes_max)?;
                 device.launch_by(launching);
                 prove(&mut device, &models).context("running the exactness gate")?;
+                let unshared = if maker.is_some() { WeightSharing::Make } else { WeightSharing::Own };
+                device.hold_weights(given.map_or(unshared, WeightSharing::Given)).context("taking weights that others hold")?;
                 let quarter = rig.buffer_bytes_max.min(device.free_bytes()) / 4;
                 let usual = Options { rows_max: CARD_ROWS_MAX, kept_bytes_max: quarter, trunk_cache_bytes: quarter, ..Options::default() };
-                let mut device = Self::launch(device, &models, options(rig.args, usual))?;
+                let mut device = Self::launch(device, &models, options(rig.args, usual), maker)?;
                 device.beside = chosen.driver();
                 device
             }
@@ -102,7 +109,12 @@ impl Device {
         Ok(device)
     }
 
-    fn launch<D: nodus_kernels::Device>(device: D, models: &BTreeMap<Digest, &OpenModel>, options: Options) -> anyhow::Result<Self> {
+    fn launch<D: nodus_kernels::Device>(
+        device: D,
+        models: &BTreeMap<Digest, &OpenModel>,
+        options: Options,
+        maker: Option<&Link>,
+    ) -> anyhow::Result<Self> {
         let mut engine = Engine::new(device, options);
         let mut slots = BTreeMap::new();
         for (digest, model) in models {
@@ -112,6 +124,8 @@ impl Device {
             };
             slots.insert(*digest, slot.with_context(|| format!("loading model `{}`", model.name))?);
         }
+        let made = engine.share_weights().context("handing weights over")?;
+        maker.map_or(Ok(()), |link| link.tell(made.as_ref())).context("handing weights over")?;
         let (client, handle) = engine.spawn(ENGINE_QUEUE).context("starting the engine's thread")?;
         Ok(Self { handle, client, slots, beside: None })
     }

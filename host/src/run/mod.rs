@@ -87,7 +87,7 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let began = Instant::now();
     let display = Display::new(surroundings.is_terminal, posts.len());
     display.note(&format!("computing on {}", chosen.name()));
-    let rig = Rig { chosen: &chosen, args: args.device, buffer_bytes_max, expected: None };
+    let rig = Rig { chosen: &chosen, args: args.device, buffer_bytes_max, expected: None, weights: None };
     let crew = Crew::start(sandbox, terms, (display, stopper), at_once, rig)?;
     let (fared, sharing) = crew.run(&posts, args.lane, at_once, rig);
     let wall_seconds = began.elapsed().as_secs_f64();

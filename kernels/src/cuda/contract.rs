@@ -8,8 +8,8 @@ use super::device::{Beside, CudaBuffer, CudaDevice, CudaWeight, Element, convert
 use super::memory::Owner;
 use super::{ROW_ALIGN, adamw, attention, head, linear, lora, lora_swiglu, programs, rows, weights};
 use crate::{
-    AdamWItem, AttentionShape, DType, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers, Source,
-    SwigluGrads, Use,
+    AdamWItem, AttentionShape, DType, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers,
+    SharedWeights, Source, SwigluGrads, Use,
 };
 
 impl Device for CudaDevice {
@@ -67,6 +67,10 @@ impl Device for CudaDevice {
 
     fn load_together(&mut self, parts: &[Source<'_>]) -> Result<Vec<CudaWeight>, DeviceError> {
         weights::load(self, parts)
+    }
+
+    fn share_weights(&mut self) -> Result<Option<SharedWeights>, DeviceError> {
+        self.pool.close_shelf()
     }
 
     fn alloc(&mut self, usage: Use, len: usize) -> Result<CudaBuffer, DeviceError> {

@@ -20,6 +20,7 @@ use super::memory::{Block, Owner, Pool};
 use super::plan::{Key, Plan};
 use super::programs::Kernels;
 use super::record::Recorder;
+use super::shared::{Shelf, WeightSharing};
 use super::staging::Staging;
 use super::tables::{RowTables, TableCache};
 use super::verdict::GateReport;
@@ -192,6 +193,15 @@ impl CudaDevice {
             pool,
             gpu,
         })
+    }
+
+    /// How the weights that are loaded from here on are held, until [`Device::share_weights`](crate::Device::share_weights).
+    ///
+    /// # Errors
+    /// What was handed over cannot be mapped.
+    pub fn hold_weights(&mut self, sharing: WeightSharing) -> Result<(), DeviceError> {
+        self.pool.open_shelf(Shelf::new(&self.gpu, sharing)?);
+        Ok(())
     }
 
     /// The algorithms pinned so far: those of every weight loaded.

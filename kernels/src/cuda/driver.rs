@@ -98,6 +98,10 @@ impl Gpu {
         unsafe { result::ctx::set_current(self.context) }.map_err(|e| failed("the card's context", e))
     }
 
+    pub(crate) fn device(&self) -> sys::CUdevice {
+        self.device
+    }
+
     pub(crate) fn stream(&self) -> sys::CUstream {
         self.stream
     }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use cudarc::{cublaslt, driver, nvrtc};
 
 use super::driver::{Gpu, failed, properties, start};
-use super::{blas, compile};
+use super::{blas, compile, shared};
 use crate::DeviceError;
 
 /// A library that the CUDA device needs at run time.
@@ -171,6 +171,14 @@ pub fn cards() -> Result<Vec<Card>, DeviceError> {
 /// There is no such card, it is too old, or the driver fails.
 pub fn free_bytes(ordinal: usize) -> Result<u64, DeviceError> {
     Gpu::open(ordinal)?.free_bytes()
+}
+
+/// Whether processes can share weights on a card. The caller has seen the card.
+///
+/// # Errors
+/// As [`free_bytes`].
+pub fn can_share(ordinal: usize) -> Result<bool, DeviceError> {
+    shared::can_share(&*Gpu::open(ordinal)?)
 }
 
 fn missing(library: Library) -> String {

@@ -8,13 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::driver::{Address, Gpu};
-use crate::DeviceError;
+use super::shared::{Extent, Room, Shelf};
+use crate::{DeviceError, SharedWeights};
 
 /// Keeps freed blocks for the next ask of their size.
 #[derive(Debug)]
 pub(crate) struct Pool {
     gpu: Arc<Gpu>,
     buffer_bytes_max: AtomicU64,
+    shelf: Mutex<Shelf>,
     state: Mutex<State>,
 }
 
@@ -78,6 +80,8 @@ pub(crate) struct Block {
     bytes: usize,
     owner: Owner,
     of_arena: bool,
+    /// Memory that is shared with other processes, in which it lies.
+    extent: Option<Arc<Extent>>,
 }
 
 /// Sizes in steps of an eighth of their power of two, so that a pass that grows a little finds its blocks again.
@@ -88,7 +92,8 @@ fn size_class(bytes: usize) -> usize {
 
 impl Pool {
     pub(crate) fn new(gpu: &Arc<Gpu>, buffer_bytes_max: u64) -> Arc<Self> {
-        Arc::new(Self { gpu: Arc::clone(gpu), buffer_bytes_max: AtomicU64::new(buffer_bytes_max), state: Mutex::default() })
+        let (buffer_bytes_max, shelf) = (AtomicU64::new(buffer_bytes_max), Mutex::new(Shelf::Own));
+        Arc::new(Self { gpu: Arc::clone(gpu), buffer_bytes_max, shelf, state: Mutex::default() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -109,7 +114,25 @@ impl Pool {
             state.buffer_bytes += size as u64;
         }
         state.arena.live += usize::from(of_arena);
-        Ok(Block { pool: Arc::clone(self), address, bytes: size, owner, of_arena })
+        Ok(Block { pool: Arc::clone(self), address, bytes: size, owner, of_arena, extent: None })
+    }
+
+    /// A block for the next weight, and whether the weight is there already.
+    pub(crate) fn weight(self: &Arc<Self>, bytes: usize) -> Result<(Block, bool), DeviceError> {
+        let room = self.shelf.lock().unwrap_or_else(PoisonError::into_inner).room(&self.gpu, bytes)?;
+        let Some(Room { extent, address, is_filled }) = room else { return Ok((self.alloc(bytes, Owner::Device)?, false)) };
+        let block = Block { pool: Arc::clone(self), address, bytes, owner: Owner::Device, of_arena: false, extent: Some(extent) };
+        Ok((block, is_filled))
+    }
+
+    /// Where weights go from here on.
+    pub(crate) fn open_shelf(&self, shelf: Shelf) {
+        *self.shelf.lock().unwrap_or_else(PoisonError::into_inner) = shelf;
+    }
+
+    /// Weights are only read from here on; what other processes can be handed of them.
+    pub(crate) fn close_shelf(&self) -> Result<Option<SharedWeights>, DeviceError> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner).close(&self.gpu)
     }
 
     fn outside(&self, size: usize) -> Result<Address, DeviceError> {
@@ -270,6 +293,10 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
+        // What is shared goes with the last of its extent, here and elsewhere.
+        if self.extent.is_some() {
+            return;
+        }
         if self.of_arena {
             let mut state = self.pool.state();
             state.arena.live -= 1;

@@ -27,6 +27,7 @@ mod plan;
 mod programs;
 mod record;
 mod rows;
+mod shared;
 mod staging;
 mod support;
 mod tables;
@@ -36,11 +37,12 @@ mod weights;
 pub use compile::Cache;
 pub use device::{CudaBuffer, CudaDevice, CudaOptions, CudaWeight};
 pub use launching::Launching;
-pub use library::{Card, Found, Library, Probe, cards, free_bytes, probe};
+pub use library::{Card, Found, Library, Probe, can_share, cards, free_bytes, probe};
 pub use memory::refuses;
 pub use plan::{Choice, Key, Plan, PlanError, Product};
 pub use programs::compile_everything;
 pub use record::{Launches, Profile};
+pub use shared::WeightSharing;
 pub use verdict::{GateReport, ProductCheck};
 
 /// Rows of a tile; every sequence starts at a multiple of it.

@@ -1,4 +1,4 @@
-//! Frozen weights: from files or random numbers to the card, those that are used together one after another in one block.
+//! Frozen weights: from files or random numbers to the card, those that are used together one after another in one block; or those that another process has there.
 //!
 //! Never written to again.
 #![expect(unsafe_code, reason = "fills memory of its own")]
@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::device::{CudaDevice, CudaWeight, Element, matrix_shape};
-use super::memory::{Block, Owner};
+use super::memory::Block;
 use super::{linear, support};
 use crate::{DeviceError, Source, Use};
 
@@ -40,15 +40,20 @@ pub(super) fn load(device: &mut CudaDevice, parts: &[Source<'_>]) -> Result<Vec<
     }
     let len = count(&shapes, device.pool.available_bytes(0))?;
     let element = device.element(Use::Activation);
-    let block = Arc::new(device.pool.alloc(len * element.bytes(), Owner::Device)?);
+    let (block, is_there) = device.pool.weight(len * element.bytes())?;
+    let block = Arc::new(block);
     let (mut weights, mut offset) = (Vec::with_capacity(parts.len()), 0);
     for (number, (part, shape)) in parts.iter().zip(&shapes).enumerate() {
         let len = shape.0 * shape.1;
-        fill(device, part, (&block, offset), element, len)?;
+        if !is_there {
+            fill(device, part, (&block, offset), element, len)?;
+        }
         let mut wide = None;
         if vectors {
-            let block = device.pool.alloc(len * 4, Owner::Device)?;
-            fill(device, part, (&block, 0), Element::F32, len)?;
+            let (block, is_there) = device.pool.weight(len * 4)?;
+            if !is_there {
+                fill(device, part, (&block, 0), Element::F32, len)?;
+            }
             wide = Some(block);
         }
         weights.push(CudaWeight { block: Arc::clone(&block), offset, place: (number, parts.len()), wide, shape: *shape });

@@ -86,6 +86,20 @@ fn a_cohort_is_placed_together_and_where_its_trunk_is() {
 }
 
 #[test]
+fn weights_of_mps_engines_count_once_where_the_device_can() {
+    // Engines of 20 bytes, 10 of them weights: on the first device the second takes 10 and its job's 5, on the other 25 as the first.
+    for (devices, running) in [(&[40, 0], 2), (&[0, 49], 1), (&[39, 0], 1)] {
+        let mut world = World::new(devices, &[20], 1);
+        for id in 1..=4 {
+            world.add(nodus_schedule::Job { lane: nodus_schedule::Lane::Mps, ..job(id, 1, 5, 0) }, 1000);
+        }
+        world.tick();
+        world.tick();
+        assert_eq!((1..=4).filter(|id| world.is_running(JobId(*id))).count(), running);
+    }
+}
+
+#[test]
 fn who_waits_is_told_why() {
     let mut world = World::new(&[100], &[10], 2);
     world.quota(TenantId(1), 2, 1_000_000, 70);

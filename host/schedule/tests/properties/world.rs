@@ -36,6 +36,16 @@ pub(crate) struct World {
     next_engine: u64,
 }
 
+/// Every other device shares weights.
+fn device(id: u32, memory_bytes: u64) -> Device {
+    Device { id: DeviceId(id), memory_bytes, shares_weights: id.is_multiple_of(2) }
+}
+
+/// Half of what its engines take are weights.
+fn trunk(id: u32, engine_bytes: u64) -> Trunk {
+    Trunk { id: TrunkId(id), engine_bytes, weight_bytes: engine_bytes / 2 }
+}
+
 impl World {
     pub(crate) fn new(devices: &[u64], trunks: &[u64], tenants: u128) -> Self {
         let rules = Rules {
@@ -47,8 +57,8 @@ impl World {
         };
         let quota = Quota { running_jobs: u64::MAX, device_ms: u64::MAX, device_bytes: u64::MAX };
         let scene = Scene {
-            devices: (0..).zip(devices).map(|(id, memory_bytes)| Device { id: DeviceId(id), memory_bytes: *memory_bytes }).collect(),
-            trunks: (0..).zip(trunks).map(|(id, engine_bytes)| Trunk { id: TrunkId(id), engine_bytes: *engine_bytes }).collect(),
+            devices: (0..).zip(devices).map(|(id, bytes)| device(id, *bytes)).collect(),
+            trunks: (0..).zip(trunks).map(|(id, bytes)| trunk(id, *bytes)).collect(),
             engines: Vec::new(),
             tenants: (1..=tenants).map(|id| Tenant { id: TenantId(id), virtual_ns: 0, device_ms: 0, quota }).collect(),
             jobs: Vec::new(),
@@ -272,8 +282,18 @@ impl World {
         self.scene.trunks.iter().find(|one| one.id == trunk).unwrap().engine_bytes
     }
 
+    /// With the weights of engines that share them counted once.
     fn used(&self, device: DeviceId) -> u64 {
-        self.loads(device).map(|(engine, adapters, activations)| self.own(engine.trunk) + adapters + activations).sum()
+        let apart: u64 = self.loads(device).map(|(engine, adapters, activations)| self.own(engine.trunk) + adapters + activations).sum();
+        let again: u64 = self.scene.trunks.iter().map(|trunk| trunk.weight_bytes * self.sharing(device, trunk.id).saturating_sub(1)).sum();
+        apart - again
+    }
+
+    /// Engines that have a trunk's weights between them.
+    fn sharing(&self, device: DeviceId, trunk: TrunkId) -> u64 {
+        let shares = self.scene.devices.iter().any(|one| one.id == device && one.shares_weights);
+        let is_one = |engine: &&Engine| engine.device == device && engine.trunk == trunk && engine.lane == Lane::Mps && shares;
+        self.scene.engines.iter().filter(is_one).count() as u64
     }
 
     fn would_fit(&self, job: &Job, device: &Device) -> bool {
@@ -281,11 +301,19 @@ impl World {
         if loads.iter().any(|(engine, ..)| engine.lane == Lane::Solo) || (job.lane == Lane::Solo && !loads.is_empty()) {
             return false;
         }
+        let mps = loads.iter().filter(|(engine, ..)| engine.lane == Lane::Mps).count() as u64;
+        if job.lane == Lane::Mps && mps >= self.scene.rules.device_mps_max {
+            return false;
+        }
         let takes =
             |engine: &Engine| !engine.is_stopping && engine.trunk == job.trunk && (engine.lane, job.lane) == (Lane::Fused, Lane::Fused);
         let needed = match loads.iter().find(|(engine, ..)| takes(engine)) {
             Some((_, _, activations)) => job.adapter_bytes + job.activation_bytes.saturating_sub(*activations),
-            None => self.own(job.trunk) + job.adapter_bytes + job.activation_bytes,
+            None => {
+                let has_weights = job.lane == Lane::Mps && self.sharing(device.id, job.trunk) > 0;
+                let weights = self.scene.trunks.iter().find(|one| one.id == job.trunk).unwrap().weight_bytes;
+                self.own(job.trunk) + job.adapter_bytes + job.activation_bytes - if has_weights { weights } else { 0 }
+            }
         };
         self.used(device.id) + needed <= device.memory_bytes
     }
