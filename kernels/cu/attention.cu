@@ -1,31 +1,33 @@
 // attention: q (q rows x heads x HEAD_DIM), k, v (kv rows x kv_heads x HEAD_DIM), grouped queries, causal by position, within a segment
 //            out (q rows x heads x HEAD_DIM) =, lse (q rows x heads) float32 =
 //
-// A block owns a tile of queries of one head and walks over the tiles of keys in order with a running softmax (Dao, FlashAttention-2).
+// A block owns a tile of queries of HEADS heads and walks over the tiles of keys in order with a running softmax (Dao, FlashAttention-2).
 // Which keys share a tile depends on the sequence alone. Padding rows are untouched, and read as zero.
 #include "attention.cuh"
 
 #if NODUS_BF16
 #include "attention_fast.cuh"
 
-// Key and value tiles go in turn through two places, so that one is filled while the other is used. Queries and probabilities stay in
-// registers; queries come by way of the second place.
-KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE <= 128 ? 3 : 1) attention(PARAMS Attention p) {
+// Key and value tiles go in turn through two places, so that one is filled while the other is used. Probabilities stay in registers. So do queries,
+// which come by way of the second place; Hopper's products have them in places of their own.
+#define BLOCKS (HEADS == 2 ? 2 : WIDE <= 64 ? 4 : WIDE > 128 ? 1 : 3 - NODUS_WGMMA)
+KERNEL __launch_bounds__(HEADS * THREADS, BLOCKS) attention(PARAMS Attention p) {
     extern __shared__ __align__(16) char shared[];
-    act *k = (act*)shared, *v = k + TILE * LD, *q = k + 2 * TILE * LD; // and again from q on
-    Place place = place_of(p);
+    act *k = first_tile(shared), *v = k + TILE_SIZE; // and again two tiles on
+    act* q = k + (NODUS_WGMMA ? 4 + threadIdx.x / THREADS : 2) * TILE_SIZE;
+    Place place = place_of<HEADS>(p);
     u32 row = place.row, head = place.head, kv_head = head / (p.heads / p.kv_heads), valid = valid_rows(p.q_tiles, row);
     if (valid == 0) return;
     Segment keys = p.kv_segments[p.q_tiles[row / TILE_ROWS].segment];
     u32 begin, end;
     key_range(p, row, valid, keys.rows, begin, end);
-    u32 base = threadIdx.x / 32 * 16, lowest = p.q_positions[row]; // this warp's 16 rows of the tile
+    u32 base = first_row(), lowest = p.q_positions[row];
     auto fetch = [&](u32 key, u32 stage) {
         u32 rows = min((u32)TILE, keys.rows - key);
-        begin_head(k + stage * 2 * TILE * LD, p.k, keys.start + key, rows, p.k_pitch, kv_head);
-        begin_head(v + stage * 2 * TILE * LD, p.v, keys.start + key, rows, p.v_pitch, kv_head);
+        begin_head<HEADS * THREADS>(threadIdx.x, k + stage * 2 * TILE_SIZE, p.k, keys.start + key, rows, p.k_pitch, kv_head);
+        begin_head<HEADS * THREADS>(threadIdx.x, v + stage * 2 * TILE_SIZE, p.v, keys.start + key, rows, p.v_pitch, kv_head);
     };
-    begin_head(q, p.q, row, valid, p.q_pitch, head);
+    begin_head<THREADS>(threadIdx.x % THREADS, q, p.q, row, valid, p.q_pitch, head);
     fetch(begin, 0);
     Seen seen[2];
     bool real[2];
@@ -36,19 +38,14 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE <= 128 ? 3 : 1) attentio
         real[i] = r < valid;
         seen[i] = seen_keys(p, real[i] ? p.q_positions[row + r] : 0, real[i]);
     }
-    arrived<2>();
-    __syncthreads();
-    u32 queries[WIDE / 16][4];
-    load_fragments<WIDE>(queries, q + base * LD, LD);
+    Queries queries = hold_queries(q);
     u32 stage = 0;
     for (u32 key = begin; key < end; key += TILE, stage ^= 1) {
-        arrived<0>();
-        __syncthreads();
+        ready<0>();
         // Everybody is done with the other place.
         if (key + TILE < end) fetch(key + TILE, stage ^ 1);
         float s[TILE / 8][4] = {};
-#pragma unroll
-        for (int d = 0; d < WIDE; d += 16) step_mma<false, TILE / 8>(s, queries[d / 16], k + stage * 2 * TILE * LD + d, LD);
+        scores(s, queries, k + stage * 2 * TILE_SIZE);
         // Where every row of the tile sees every key, nothing is hidden.
         if (key + TILE > lowest + 1 || p.window != 0) hide(s, seen, key, -INF);
 #pragma unroll
@@ -72,7 +69,7 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE <= 128 ? 3 : 1) attentio
                     sum[i] += s[j][c];
                 }
         }
-        held_mma<WIDE / 8, TILE / 8>(acc, s, v + stage * 2 * TILE * LD, LD);
+        weigh(acc, s, v + stage * 2 * TILE_SIZE);
     }
     float share[2];
 #pragma unroll
@@ -89,7 +86,7 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE <= 128 ? 3 : 1) attentio
 KERNEL __launch_bounds__(THREADS) attention(PARAMS Attention p) {
     extern __shared__ __align__(16) char shared[];
     act *q = (act*)shared, *k = q + TILE * LD, *v = k + TILE * LD, *probs = v + TILE * LD;
-    Place place = place_of(p);
+    Place place = place_of<HEADS>(p);
     u32 row = place.row, head = place.head, kv_head = head / (p.heads / p.kv_heads), valid = valid_rows(p.q_tiles, row);
     if (valid == 0) return;
     Segment keys = p.kv_segments[p.q_tiles[row / TILE_ROWS].segment];

@@ -3,11 +3,12 @@
 #pragma once
 #include "tile.cuh"
 
-// HEAD_DIM and TILE (rows of a tile of queries or keys; a divisor of 128 and a multiple of 16) are set when this is compiled.
+// HEAD_DIM, TILE (rows of a tile of queries or keys; a divisor of 128 and a multiple of 16) and HEADS (heads that a block of the forward kernel has, all
+// of one key head) are set when this is compiled.
 #define WIDE ((HEAD_DIM + 15) / 16 * 16)
 #define LD (WIDE + PAD)
 #define LDP (TILE + PAD)
-#define THREADS (TILE * 2)
+#define THREADS (TILE * 2) // of a head
 
 struct Attention {
     const act* q;
@@ -62,11 +63,11 @@ __device__ __forceinline__ void key_range(const Attention& p, u32 row, u32 valid
     begin = p.window != 0 && first + 1 > p.window ? (first + 1 - p.window) / TILE * TILE : 0;
 }
 
-// The tile and the head of a block. Heads of one tile are neighbours, and the last tiles, which see most keys, begin first.
+// The tile of a block of so many heads, and the head of a thread. Heads of one tile are neighbours, and the last tiles, which see most keys, begin first.
 struct Place {
     u32 row, head;
 };
-__device__ __forceinline__ Place place_of(const Attention& p) {
-    u32 tile = gridDim.x / p.heads - 1 - blockIdx.x / p.heads;
-    return {tile * TILE, blockIdx.x % p.heads};
+template <u32 EACH> __device__ __forceinline__ Place place_of(const Attention& p) {
+    u32 blocks = p.heads / EACH, tile = gridDim.x / blocks - 1 - blockIdx.x / blocks;
+    return {tile * TILE, blockIdx.x % blocks * EACH + threadIdx.x / THREADS};
 }

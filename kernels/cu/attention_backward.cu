@@ -33,12 +33,12 @@ KERNEL attention_delta(PARAMS Attention p) {
 #include "attention_fast.cuh"
 
 // Tiles in flight: one is filled while the other is used, where shared memory has room.
-#define STAGES (WIDE <= 64 ? 2 : 1)
+#define STAGES (WIDE <= 64 || NODUS_WGMMA ? 2 : 1)
 
-KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE <= 128 ? 3 : 1) attention_dq(PARAMS Attention p) {
+KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE > 128 ? 1 : STAGES == 1 ? 3 : 2) attention_dq(PARAMS Attention p) {
     extern __shared__ __align__(16) char shared[];
-    act *q = (act*)shared, *dout = q + TILE * LD, *k = dout + TILE * LD, *v = k + STAGES * TILE * LD;
-    Place place = place_of(p);
+    act *q = first_tile(shared), *dout = q + TILE_SIZE, *k = dout + TILE_SIZE, *v = k + STAGES * TILE_SIZE;
+    Place place = place_of<1>(p);
     u32 row = place.row, head = place.head, kv_head = head / (p.heads / p.kv_heads), valid = valid_rows(p.q_tiles, row);
     if (valid == 0) return;
     Segment keys = p.kv_segments[p.q_tiles[row / TILE_ROWS].segment];
@@ -46,13 +46,13 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE <= 128 ? 3 : 1) attentio
     key_range(p, row, valid, keys.rows, begin, end);
     auto fetch = [&](u32 key, u32 stage) {
         u32 rows = min((u32)TILE, keys.rows - key);
-        begin_head(k + stage * TILE * LD, p.k, keys.start + key, rows, p.k_pitch, kv_head);
-        begin_head(v + stage * TILE * LD, p.v, keys.start + key, rows, p.v_pitch, kv_head);
+        begin_head<THREADS>(threadIdx.x, k + stage * TILE_SIZE, p.k, keys.start + key, rows, p.k_pitch, kv_head);
+        begin_head<THREADS>(threadIdx.x, v + stage * TILE_SIZE, p.v, keys.start + key, rows, p.v_pitch, kv_head);
     };
-    begin_head(q, p.q, row, valid, p.q_pitch, head);
-    begin_head(dout, p.dout, row, valid, p.heads * HEAD_DIM, head);
+    begin_head<THREADS>(threadIdx.x, q, p.q, row, valid, p.q_pitch, head);
+    begin_head<THREADS>(threadIdx.x, dout, p.dout, row, valid, p.heads * HEAD_DIM, head);
     fetch(begin, 0);
-    u32 base = threadIdx.x / 32 * 16, lowest = p.q_positions[row], stage = 0;
+    u32 base = first_row(), lowest = p.q_positions[row], stage = 0;
     Seen seen[2];
     bool real[2];
     float lse[2], delta[2], acc[WIDE / 8][4] = {}, scale = p.scale * LOG2E;
@@ -65,20 +65,18 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE <= 128 ? 3 : 1) attentio
         delta[i] = real[i] ? p.delta[(u64)(row + r) * p.heads + head] : 0;
     }
     for (u32 key = begin; key < end; key += TILE) {
-        arrived<0>();
-        __syncthreads();
-        const act *k_now = k + stage * TILE * LD, *v_now = v + stage * TILE * LD;
+        ready<0>();
+        const act *k_now = k + stage * TILE_SIZE, *v_now = v + stage * TILE_SIZE;
         if (STAGES == 2 && key + TILE < end) fetch(key + TILE, stage ^= 1);
         float s[TILE / 8][4] = {}, dp[TILE / 8][4] = {};
-        shared_mma<TILE / 8, WIDE>(s, q + base * LD, LD, k_now, LD);
-        shared_mma<TILE / 8, WIDE>(dp, dout + base * LD, LD, v_now, LD);
+        scores_of_two(s, q, k_now, dp, dout, v_now);
 #pragma unroll
         for (int j = 0; j < TILE / 8; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 s[j][i] = exp2_fast(fmaf(s[j][i], scale, lse[i / 2])) * (dp[j][i] - delta[i / 2]) * p.scale;
         if (key + TILE > lowest + 1 || p.window != 0) hide(s, seen, key, 0.0f);
-        held_mma<WIDE / 8, TILE / 8>(acc, s, k_now, LD);
+        weigh(acc, s, k_now);
         if (STAGES == 1 && key + TILE < end) {
             __syncthreads();
             fetch(key + TILE, 0);
@@ -90,7 +88,7 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE <= 128 ? 3 : 1) attentio
 
 KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 3 : WIDE <= 128 ? 2 : 1) attention_dkv(PARAMS Attention p) {
     extern __shared__ __align__(16) char shared[];
-    act *k = (act*)shared, *v = k + TILE * LD, *q = v + TILE * LD, *dout = q + STAGES * TILE * LD;
+    act *k = first_tile(shared), *v = k + TILE_SIZE, *q = v + TILE_SIZE, *dout = q + STAGES * TILE_SIZE;
     __shared__ __align__(8) float lse[STAGES][TILE], delta[STAGES][TILE];
     __shared__ __align__(8) u32 position[STAGES][TILE];
     // The first tiles of a sequence are seen by most queries: they begin first.
@@ -118,8 +116,8 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 3 : WIDE <= 128 ? 2 : 1) attentio
     };
     auto fetch = [&](u32 first, u32 stage) {
         u32 rows = min((u32)TILE, queries.rows - first), q_row = queries.start + first;
-        begin_head(q + stage * TILE * LD, p.q, q_row, rows, p.q_pitch, head);
-        begin_head(dout + stage * TILE * LD, p.dout, q_row, rows, p.heads * HEAD_DIM, head);
+        begin_head<THREADS>(threadIdx.x, q + stage * TILE_SIZE, p.q, q_row, rows, p.q_pitch, head);
+        begin_head<THREADS>(threadIdx.x, dout + stage * TILE_SIZE, p.dout, q_row, rows, p.heads * HEAD_DIM, head);
         for (u32 r = threadIdx.x; r < TILE; r += THREADS) {
             bool real = r < rows;
             position[stage][r] = real ? p.q_positions[q_row + r] : PADDING;
@@ -127,20 +125,18 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 3 : WIDE <= 128 ? 2 : 1) attentio
             delta[stage][r] = real ? p.delta[(u64)(q_row + r) * p.heads + head] : 0;
         }
     };
-    begin_head(k, p.k, row, valid, p.k_pitch, kv_head);
-    begin_head(v, p.v, row, valid, p.v_pitch, kv_head);
+    begin_head<THREADS>(threadIdx.x, k, p.k, row, valid, p.k_pitch, kv_head);
+    begin_head<THREADS>(threadIdx.x, v, p.v, row, valid, p.v_pitch, kv_head);
     u32 first = next(0), stage = 0;
     if (first < queries.rows) fetch(first, 0);
     while (first < queries.rows) {
         u32 after = next(first + TILE), now = stage;
-        arrived<0>();
-        __syncthreads();
+        ready<0>();
         if (STAGES == 2 && after < queries.rows) fetch(after, stage ^= 1);
-        const act *q_now = q + now * TILE * LD, *dout_now = dout + now * TILE * LD;
+        const act *q_now = q + now * TILE_SIZE, *dout_now = dout + now * TILE_SIZE;
         // Transposed: rows are keys, columns are queries.
         float s[TILE / 8][4] = {}, dp[TILE / 8][4] = {};
-        shared_mma<TILE / 8, WIDE>(s, k + base * LD, LD, q_now, LD);
-        shared_mma<TILE / 8, WIDE>(dp, v + base * LD, LD, dout_now, LD);
+        scores_of_two(s, k, q_now, dp, v, dout_now);
         // Where every query of the tile sees every key, nothing is hidden. Positions ascend.
         bool whole = position[now][0] >= key + TILE - 1 && p.window == 0 && queries.rows - first >= TILE;
 #pragma unroll
@@ -162,8 +158,8 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 3 : WIDE <= 128 ? 2 : 1) attentio
                 dp[j][i] = seen ? dp[j][i] : 0.0f;
             }
         }
-        held_mma<WIDE / 8, TILE / 8>(dv, s, dout_now, LD);
-        held_mma<WIDE / 8, TILE / 8>(dk, dp, q_now, LD);
+        weigh(dv, s, dout_now);
+        weigh(dk, dp, q_now);
         if (STAGES == 1 && after < queries.rows) {
             __syncthreads();
             fetch(after, 0);
@@ -192,7 +188,7 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 3 : WIDE <= 128 ? 2 : 1) attentio
 KERNEL __launch_bounds__(THREADS) attention_dq(PARAMS Attention p) {
     extern __shared__ __align__(16) char shared[];
     act *q = (act*)shared, *dout = q + TILE * LD, *k = dout + TILE * LD, *v = k + TILE * LD, *ds = v + TILE * LD;
-    Place place = place_of(p);
+    Place place = place_of<1>(p);
     u32 row = place.row, head = place.head, kv_head = head / (p.heads / p.kv_heads), valid = valid_rows(p.q_tiles, row);
     if (valid == 0) return;
     Segment keys = p.kv_segments[p.q_tiles[row / TILE_ROWS].segment];

@@ -1,7 +1,13 @@
-// Attention's products in bf16: one operand in registers, the other in shared memory, filled by asynchronous copies.
+// Attention's products in bf16, on tiles in shared memory that are filled by asynchronous copies: by a warp, or by four at a time on Hopper.
 // Must never be included where activations are float32.
 #pragma once
 #include "attention.cuh"
+#if NODUS_WGMMA
+#include "wgmma.cuh"
+#define TILE_SIZE (TILE * WIDE) // elements from tile to tile
+#else
+#define TILE_SIZE (TILE * LD)
+#endif
 
 #define LOG2E 1.4426950408889634f
 
@@ -52,10 +58,81 @@ template <int NB, int KB> __device__ __forceinline__ void held_mma(float (&acc)[
     }
 }
 
-// load_head without waiting: what lies past `rows` or the head is zero. Ends with `arrived`.
-__device__ __forceinline__ void begin_head(act* tile, const act* x, u64 row, u32 rows, u32 pitch, u32 head) {
+// load_head by so many threads, of which this is number `thread`, without waiting: what lies past `rows` or the head is zero. Ends with `ready`.
+template <u32 BLOCK> __device__ __forceinline__ void begin_head(u32 thread, act* tile, const act* x, u64 row, u32 rows, u32 pitch, u32 head) {
+#if NODUS_WGMMA
+    begin_swizzled<TILE, WIDE, BLOCK>(thread, tile, x + row * pitch + head * HEAD_DIM, pitch, rows);
+#else
     // Rows hold whole heads, so where a head is a multiple of 16 bytes everything begins at one.
-    begin_tile<TILE, WIDE, THREADS, HEAD_DIM % 8 == 0>(tile, LD, x + row * pitch + head * HEAD_DIM, pitch, rows, HEAD_DIM);
+    begin_tile<TILE, WIDE, BLOCK, HEAD_DIM % 8 == 0>(thread, tile, LD, x + row * pitch + head * HEAD_DIM, pitch, rows, HEAD_DIM);
+#endif
+}
+
+// The first of this warp's 16 rows of a tile: THREADS threads have one between them.
+__device__ __forceinline__ u32 first_row() { return threadIdx.x % THREADS / 32 * 16; }
+
+// Waits until all but the latest PENDING groups of copies of every thread have arrived, and every thread has.
+template <int PENDING> __device__ __forceinline__ void ready() {
+    arrived<PENDING>();
+#if NODUS_WGMMA
+    show_tiles();
+#endif
+    __syncthreads();
+}
+
+// The block's dynamic shared memory, where tiles begin.
+__device__ __forceinline__ act* first_tile(char* shared) {
+#if NODUS_WGMMA
+    return (act*)(shared + (ATOM - (u32)__cvta_generic_to_shared(shared) % ATOM) % ATOM);
+#else
+    return (act*)shared;
+#endif
+}
+
+// A tile of queries as `scores` takes it, where all but the latest two groups of copies have arrived: in registers, or where it is. (Hopper's
+// products take rows in registers too; a compiler was seen to reuse those that a loop needs again.)
+#if NODUS_WGMMA
+typedef const act* Queries;
+__device__ __forceinline__ Queries hold_queries(const act* tile) { return tile; }
+#else
+struct Queries {
+    u32 rows[WIDE / 16][4];
+};
+__device__ __forceinline__ Queries hold_queries(const act* tile) {
+    Queries queries;
+    ready<2>();
+    load_fragments<WIDE>(queries.rows, tile + first_row() * LD, LD);
+    return queries;
+}
+#endif
+
+// s (this warp's 16 rows x TILE) = A B^T, of queries and a tile.
+__device__ __forceinline__ void scores(float (&s)[TILE / 8][4], const Queries& a, const act* b) {
+#if NODUS_WGMMA
+    wgmma_tiles<TILE, WIDE>(s, a, b);
+#else
+#pragma unroll
+    for (int d = 0; d < WIDE; d += 16) step_mma<false, TILE / 8>(s, a.rows[d / 16], b + d, LD);
+#endif
+}
+// The same twice, of tiles.
+__device__ __forceinline__ void scores_of_two(
+    float (&s)[TILE / 8][4], const act* a, const act* b, float (&s2)[TILE / 8][4], const act* a2, const act* b2) {
+#if NODUS_WGMMA
+    wgmma_tiles<TILE, WIDE>(s, a, b, s2, a2, b2);
+#else
+    u32 base = first_row();
+    shared_mma<TILE / 8, WIDE>(s, a + base * LD, LD, b, LD);
+    shared_mma<TILE / 8, WIDE>(s2, a2 + base * LD, LD, b2, LD);
+#endif
+}
+// acc (this warp's 16 rows x WIDE) += P B, P (16 x TILE) where accumulators hold it, rounded to bf16.
+__device__ __forceinline__ void weigh(float (&acc)[WIDE / 8][4], const float (&p)[TILE / 8][4], const act* b) {
+#if NODUS_WGMMA
+    wgmma_held<TILE, WIDE>(acc, p, b);
+#else
+    held_mma<WIDE / 8, TILE / 8>(acc, p, b, LD);
+#endif
 }
 
 // The keys that a query sees: key - first < count, in numbers that wrap. Nothing for a row that is padding.

@@ -16,6 +16,8 @@ struct HeadLoss {
     u32 vocabulary;
     u32 pitch; // a multiple of 8
     u32 piece; // columns of a block of a cluster, a multiple of 8
+    u32 rows;  // of the chunk
+    u32 zero;
 };
 
 // (peak, sum of exponentials less the peak) of two sets together.

@@ -154,7 +154,7 @@ template <int ROWS, int COLS>
 __device__ __forceinline__ void load_dropped(
     act* tile, u32 ld, const act* x, u32 wide, u32 pitch, const u32* positions, const Group& group, u64 row, u32 sequence, u32 rows, u32 column, bool drop) {
     if (!drop) {
-        begin_tile<ROWS, COLS, THREADS>(tile, ld, x + row * pitch + column, pitch, rows, min((u32)COLS, wide - column));
+        begin_tile<ROWS, COLS, THREADS>(threadIdx.x, tile, ld, x + row * pitch + column, pitch, rows, min((u32)COLS, wide - column));
     } else if (wide % 8 == 0) {
         for (u32 i = threadIdx.x; i < ROWS * COLS / 8; i += THREADS) {
             u32 r = i / (COLS / 8), c = i % (COLS / 8) * 8;

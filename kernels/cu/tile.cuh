@@ -112,16 +112,16 @@ __device__ __forceinline__ void load_tile(act* tile, u32 ld, const act* from, u6
     }
 }
 
-// load_tile as one group of copies, to be waited for with `arrived`; by BLOCK threads. Where rows are not aligned, it does not wait to be waited
-// for; ALIGNED says that they are known to be.
+// load_tile as one group of copies, to be waited for with `arrived`; by BLOCK threads, of which this is number `thread`. Where rows are not aligned,
+// it does not wait to be waited for; ALIGNED says that they are known to be.
 template <int ROWS, int COLS, int BLOCK, bool ALIGNED = false>
-__device__ __forceinline__ void begin_tile(act* tile, u32 ld, const act* from, u64 pitch, u32 rows, u32 cols) {
+__device__ __forceinline__ void begin_tile(u32 thread, act* tile, u32 ld, const act* from, u64 pitch, u32 rows, u32 cols) {
     constexpr u32 EACH = 16 / sizeof(act);
     if (ALIGNED || (pitch % EACH == 0 && cols % EACH == 0 && (u64)from % 16 == 0)) {
         constexpr u32 ALL = ROWS * COLS / EACH;
 #pragma unroll
         for (u32 n = 0; n < (ALL + BLOCK - 1) / BLOCK; n++) {
-            u32 i = n * BLOCK + threadIdx.x;
+            u32 i = n * BLOCK + thread;
             // Every thread has as many where the tile divides: nothing to ask.
             if (ALL % BLOCK != 0 && i >= ALL) continue;
             u32 r = i / (COLS / EACH), c = i % (COLS / EACH) * EACH;

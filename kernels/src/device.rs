@@ -40,7 +40,8 @@ pub enum Use {
 /// A device: memory and the operations of a decoder with LoRA. Buffers are row-major; a buffer "of width w" over a layout holds
 /// `layout.rows() * w` elements. Panics only where a caller breaks a stated shape.
 pub trait Device: Send + 'static {
-    /// An array on the device. Its memory is zeroed before it is handed out and zeroed again when it is dropped.
+    /// An array on the device. Its memory is zeroed before it is handed out and zeroed again when it is dropped; that of a pass may hold what
+    /// passes left since [`Device::forget_passes`].
     type Buffer: Send + 'static;
     /// A frozen weight on the device, in the type it is stored in.
     type Weight: Send + 'static;
@@ -129,14 +130,19 @@ pub trait Device: Send + 'static {
         self.upload(&host, to, to_offset)
     }
 
-    /// A pass begins: until it ends, buffers that are allocated are dropped before the next begins, and operations may be carried out late, together, but
-    /// as if in order. A pass that was left open, because it failed, ends here.
+    /// A pass begins: until it ends, buffers that are allocated are dropped before the next begins, and hold anything until they are written; operations
+    /// may be carried out late, together, but as if in order. A pass that was left open, because it failed, ends here.
     fn begin_pass(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }
 
     /// The pass ends: every operation is under way, and the buffers allocated since its beginning are not read any more.
     fn end_pass(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    /// Zeroes what passes left in memory: between two passes, the first of which had rows that the second may not see the least of.
+    fn forget_passes(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }
 

@@ -35,7 +35,9 @@ impl Layout {
     /// Sequences without rows keep an empty segment, so that layouts of one pass correspond segment by segment.
     #[must_use]
     pub fn new<'a>(sequences: impl IntoIterator<Item = (u32, &'a [u32])>, align: usize) -> Self {
-        let mut layout = Rows { segments: Vec::new(), positions: Vec::new(), last_position: None };
+        let sequences: Vec<(u32, &[u32])> = sequences.into_iter().collect();
+        let rows = sequences.iter().map(|(_, positions)| positions.len().next_multiple_of(align)).sum();
+        let mut layout = Rows { segments: Vec::with_capacity(sequences.len()), positions: Vec::with_capacity(rows), last_position: None };
         for (sequence, positions) in sequences {
             let start = layout.positions.len();
             layout.segments.push(Segment { start, rows: positions.len(), sequence });

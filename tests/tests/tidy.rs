@@ -144,6 +144,7 @@ fn every_operation_has_its_row_in_kernels_md() {
         "copy",
         "begin_pass",
         "end_pass",
+        "forget_passes",
         "mark",
         "pass_ns",
     ];

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use nodus_kernels::{DType, Device, DeviceError, HostTensor, SharedWeights};
-use nodus_protocol::{AdapterSlot, AdapterWeights, Command, EngineError, ErrorKind, JobSlot, LoraConfig, ModelConfig, Reply, TrunkSlot};
+use nodus_protocol::{AdapterSlot, Command, EngineError, ErrorKind, JobSlot, LoraConfig, ModelConfig, Reply, TrunkSlot};
 
 use crate::TrunkError;
 use crate::adapter::{Adapter, Sites};
@@ -17,7 +17,8 @@ use crate::counters::{Counters, Counts};
 use crate::error::to_job;
 use crate::form::{Decision, Item, View, Work, decide};
 use crate::jobs::JobBytes;
-use crate::plan::matrices;
+use crate::plan::{BatchSize, matrices};
+use crate::residue::Residue;
 use crate::trunk::Trunk;
 
 /// How an engine works. None of it changes a result.
@@ -64,6 +65,8 @@ pub struct Engine<D: Device> {
     /// Why nothing works any more.
     pub(crate) lost: Option<EngineError>,
     previous: Option<(TrunkSlot, BTreeSet<JobSlot>)>,
+    /// What passes left in memory.
+    pub(crate) residue: Residue,
     /// Jobs that go before others.
     urgent: BTreeSet<JobSlot>,
 }
@@ -74,8 +77,8 @@ impl<D: Device> Engine<D> {
         let host_bytes = if device.has_separate_memory() { options.trunk_cache_host_bytes } else { 0 };
         let cache = TrunkCache::new(options.trunk_cache_bytes, host_bytes);
         let (trunks, adapters, counters, clock) = (Vec::new(), BTreeMap::new(), Arc::default(), Box::new(|| 0));
-        let urgent = BTreeSet::new();
-        Self { device, options, trunks, adapters, cache, counters, clock, is_apart: false, lost: None, previous: None, urgent }
+        let (is_apart, lost, previous, residue, urgent) = (false, None, None, Residue::default(), BTreeSet::new());
+        Self { device, options, trunks, adapters, cache, counters, clock, is_apart, lost, previous, residue, urgent }
     }
 
     /// Loads a trunk. Tensors are those of transformers by name (`model.embed_tokens.weight`, ...); others are ignored.
@@ -198,20 +201,11 @@ impl<D: Device> Engine<D> {
         replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(EngineError::gone()))).collect()
     }
 
-    /// The gradient accumulated since an adapter's last step, not normalised, in the places of its weights. For tests and for looking inside.
-    ///
-    /// # Errors
-    /// `NotFound`; what the device says.
-    pub fn gradients(&mut self, slot: AdapterSlot) -> Result<AdapterWeights, EngineError> {
-        let adapter = self.adapters.get(&slot).ok_or_else(|| no_adapter(slot))?;
-        adapter.gradients(&mut self.device).map_err(|error| to_job(&error))
-    }
-
     /// What the decision sees of a command.
     pub(crate) fn item(&self, command: &Command, sent_us: u64) -> Item {
         let (adapter, rows) = match command {
             Command::ForwardBackward { slot, batch } | Command::TrainStep { slot, batch, .. } | Command::Evaluate { slot, batch, .. } => {
-                (*slot, Some(batch.rows()))
+                (*slot, Some(BatchSize::rows_of(batch, self.device.row_align())))
             }
             Command::CreateAdapter { slot, .. }
             | Command::LoadAdapter { slot, .. }
@@ -307,7 +301,7 @@ impl<D: Device> Engine<D> {
                 let slots: Vec<AdapterSlot> = self.adapters.keys().copied().filter(|slot| slot.job == *job).collect();
                 slots.into_iter().for_each(|slot| drop(self.uninstall(slot)));
                 self.counters.jobs().ended(*job);
-                Ok(Reply::Done)
+                self.residue.clear(&mut self.device).map(|()| Reply::Done).map_err(|error| to_job(&error))
             }
             // A pass on an adapter that is not there.
             Command::ForwardBackward { slot, .. } | Command::TrainStep { slot, .. } | Command::Evaluate { slot, .. } => {

@@ -13,6 +13,7 @@ mod jobs;
 mod pass;
 pub mod plan;
 mod pool;
+mod residue;
 mod rope;
 mod rows;
 mod snapshot;

@@ -3,7 +3,7 @@
 //! Knows no device and no neighbour: the sizes of one job in, bytes out.
 
 use nodus_kernels::AttentionShape;
-use nodus_protocol::{LoraConfig, ModelConfig, Module, Sequence};
+use nodus_protocol::{Batch, LoraConfig, ModelConfig, Module, Sequence};
 
 use crate::adapter::Sites;
 use crate::pass::memory::{HalfRows, Sizes, Streams};
@@ -25,6 +25,16 @@ impl BatchSize {
     pub fn of(sequence: &Sequence, row_align: usize) -> Self {
         let labelled = sequence.weights().iter().filter(|weight| **weight > 0.0).count();
         Self { rows: sequence.rows().next_multiple_of(row_align), labelled: labelled.next_multiple_of(row_align) }
+    }
+
+    /// Of a batch.
+    pub(crate) fn of_all(batch: &Batch, row_align: usize) -> Self {
+        batch.sequences.iter().map(|sequence| Self::of(sequence, row_align)).sum()
+    }
+
+    /// The rows of a batch alone.
+    pub(crate) fn rows_of(batch: &Batch, row_align: usize) -> usize {
+        batch.sequences.iter().map(|sequence| sequence.rows().next_multiple_of(row_align)).sum()
     }
 }
 
@@ -78,6 +88,13 @@ pub fn matrices(model: &ModelConfig) -> Vec<(usize, usize)> {
     sizes.sort_unstable();
     sizes.dedup();
     sizes
+}
+
+/// Columns of the widest activation of a pass through a model. The logits are not among them: they exist in pieces.
+#[must_use]
+pub fn widest(model: &ModelConfig) -> usize {
+    let projected = [Module::QProj, Module::KProj, Module::VProj].into_iter().map(|module| model.module_out(module)).sum();
+    model.hidden_size.max(2 * model.intermediate_size).max(projected)
 }
 
 /// The sizes of a model's attention.

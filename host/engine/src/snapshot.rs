@@ -3,10 +3,10 @@
 //! Never rounds and never leaves anything out: who goes on from a snapshot goes on with the same bits.
 
 use nodus_kernels::{Device, DeviceError};
-use nodus_protocol::{AdapterSlot, AdapterState, EngineError, ErrorKind, JobSlot, JobState, ModelConfig, TrunkSlot};
+use nodus_protocol::{AdapterSlot, AdapterState, AdapterWeights, EngineError, ErrorKind, JobSlot, JobState, ModelConfig, TrunkSlot};
 
 use crate::adapter::Adapter;
-use crate::engine::Engine;
+use crate::engine::{Engine, no_adapter};
 use crate::error::to_job;
 
 /// The most that a job's state may have: it travels in one frame of a process's socket, which has less than 4 GiB.
@@ -15,6 +15,15 @@ const STATE_BYTES_MAX: u64 = 3 << 30;
 const WEIGHT_BYTES: u64 = 16;
 
 impl<D: Device> Engine<D> {
+    /// The gradient accumulated since an adapter's last step, not normalised, in the places of its weights. For tests and for looking inside.
+    ///
+    /// # Errors
+    /// `NotFound`; what the device says.
+    pub fn gradients(&mut self, slot: AdapterSlot) -> Result<AdapterWeights, EngineError> {
+        let adapter = self.adapters.get(&slot).ok_or_else(|| no_adapter(slot))?;
+        adapter.gradients(&mut self.device).map_err(|error| to_job(&error))
+    }
+
     /// All that is held of a job. `QuotaExceeded` where that is more than a frame holds; nothing is read then.
     pub(crate) fn snapshot(&mut self, job: JobSlot) -> Result<JobState, EngineError> {
         let own = self.adapters.iter().filter(|(slot, _)| slot.job == job);

@@ -18,6 +18,7 @@ use crate::pass::memory::{Keep, Sizes};
 use crate::pass::prepare::reach;
 use crate::pass::{Cuts, Failure, Member, Pass, sequence_losses};
 use crate::plan::{BatchSize, activation_bytes};
+use crate::residue::Owner;
 use crate::rows::RowMap;
 use crate::trunk::Trunk;
 
@@ -83,7 +84,7 @@ impl<D: Device> Engine<D> {
         let adapter = self.sound_adapter(ask.slot)?;
         if let Some(trunk) = self.trunks.get(adapter.trunk.0 as usize) {
             check_batch(ask.batch, ask.first, &trunk.config)?;
-            let size = ask.batch.sequences.iter().map(|sequence| BatchSize::of(sequence, self.device.row_align())).sum();
+            let size = BatchSize::of_all(ask.batch, self.device.row_align());
             let needed_bytes = activation_bytes(&trunk.config, &adapter.sites, size, ask.trains);
             let mut jobs = self.counters.jobs();
             jobs.check_activations(ask.slot.job, needed_bytes)?;
@@ -101,7 +102,7 @@ impl<D: Device> Engine<D> {
     }
 
     /// Losses of each ask; those that train have their gradients added to. Where memory lacks the trunk cache gives its own back; where it
-    /// still lacks for all in one pass each runs alone, so that only one that is too large by itself is refused.
+    /// still lacks for all in one pass they go in two, and so on, so that only one that is too large by itself is refused.
     fn losses(&mut self, trunk: TrunkSlot, asks: &[Ask<'_>], cached: bool) -> Answers<Vec<SequenceLoss>> {
         match self.run(trunk, asks, cached) {
             Ok(losses) => losses,
@@ -110,8 +111,8 @@ impl<D: Device> Engine<D> {
                 Err(error) => asks.iter().map(|ask| (ask.slot, Err(to_job(&error)))).collect(),
             },
             Err(DeviceError::OutOfMemory { needed_bytes, free_bytes }) if asks.len() > 1 => {
-                tracing::debug!(needed_bytes, free_bytes, members = asks.len(), "no room for all in one pass; each runs alone");
-                asks.iter().flat_map(|ask| self.losses(trunk, std::slice::from_ref(ask), false)).collect()
+                tracing::debug!(needed_bytes, free_bytes, members = asks.len(), "no room for all in one pass; they go in two");
+                asks.chunks(asks.len().div_ceil(2)).flat_map(|half| self.losses(trunk, half, false)).collect()
             }
             Err(error) => asks.iter().map(|ask| (ask.slot, Err(to_job(&error)))).collect(),
         }
@@ -136,8 +137,13 @@ impl<D: Device> Engine<D> {
         let keep = plan_pass(&self.device, trunk, &map, &members, self.options.kept_bytes_max)?;
         self.counters.forming_ns.fetch_add((self.clock)().saturating_sub(start_ns), Relaxed);
 
+        let owner = Owner::of(members.iter().map(|member| (member.slot.job, member.adapter.cohort)));
+        self.residue.before(&mut self.device, owner)?;
         let cuts = Cuts { cache: &self.cache, slots: &mut slots };
-        let outcome = match Pass::new(&mut self.device, trunk, &map, &mut members, cuts, &self.clock).run(&keep) {
+        let outcome = Pass::new(&mut self.device, trunk, &map, &mut members, cuts, &self.clock).run(&keep);
+        // Fails only where the device does, and then nothing that the pass did counts.
+        self.residue.after(&mut self.device)?;
+        let outcome = match outcome {
             Ok(outcome) => outcome,
             Err(Failure { error, torn: false }) => return Err(error),
             Err(Failure { error, torn: true }) => {

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use nodus_engine::plan::{attention_shape, matrices};
+use nodus_engine::plan::{attention_shape, matrices, widest};
 use nodus_engine::{Counts, Engine, EngineHandle, JobBytes, Options};
 use nodus_kernels::cpu::CpuDevice;
-use nodus_kernels::cuda::{CudaDevice, Launching, WeightSharing};
+use nodus_kernels::cuda::{CudaDevice, Launching, WeightSharing, rows_max};
 use nodus_kernels::{Device as _, DeviceError};
 use nodus_protocol::{Client, Digest, EngineError, JobSlot, TrunkSlot};
 use nodus_sandbox::services::{Text, Trunk};
@@ -26,9 +26,6 @@ use crate::text::escape;
 
 /// Commands that may wait at the engine before their jobs must.
 const ENGINE_QUEUE: usize = 256;
-
-/// Rows of a pass at most on a card, which has room and needs work.
-const CARD_ROWS_MAX: usize = 32_768;
 
 /// Names and values that decide the bits of a result.
 pub(crate) type Class = BTreeMap<String, String>;
@@ -97,7 +94,8 @@ impl Device {
                 let unshared = if maker.is_some() { WeightSharing::Make } else { WeightSharing::Own };
                 device.hold_weights(given.map_or(unshared, WeightSharing::Given)).context("taking weights that others hold")?;
                 let quarter = rig.buffer_bytes_max.min(device.free_bytes()) / 4;
-                let usual = Options { rows_max: CARD_ROWS_MAX, kept_bytes_max: quarter, trunk_cache_bytes: quarter, ..Options::default() };
+                let rows_max = rows_max(models.values().map(|model| widest(&model.config)).max().unwrap_or(0));
+                let usual = Options { rows_max, kept_bytes_max: quarter, trunk_cache_bytes: quarter, ..Options::default() };
                 let mut device = Self::launch(device, &models, options(rig.args, usual), maker)?;
                 device.beside = chosen.driver();
                 device

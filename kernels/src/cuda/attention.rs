@@ -5,7 +5,7 @@
 
 use super::device::{CudaBuffer, CudaDevice};
 use super::driver::Address;
-use super::programs::Tiling;
+use super::programs::{Heads, Tiling};
 use super::record::Access;
 use crate::{AttentionShape, DeviceError, Layout, Use};
 
@@ -42,6 +42,10 @@ struct Arguments {
     dv_pitch: u32,
 }
 
+fn heads_of(shape: AttentionShape) -> Heads {
+    Heads { head_dim: shape.head_dim, group: shape.heads / shape.kv_heads }
+}
+
 /// Checks shapes, makes the kernels ready and fills in what both passes share.
 fn prepare(
     device: &mut CudaDevice,
@@ -60,7 +64,7 @@ fn prepare(
         let last = q.rows.checked_sub(1).map(|last| q_rows.positions()[q.start + last] as usize);
         assert!(last.is_none_or(|last| last < kv.rows), "a query at position {last:?} has no key: there are {}", kv.rows);
     }
-    let tiling = device.kernels.prepare_attention(head_dim)?;
+    let tiling = device.kernels.prepare_attention(heads_of(shape))?;
     let (q_tables, kv_tables) = (device.tables(q_rows)?, device.tables(kv_rows)?);
     let arguments = Arguments {
         q: device.read_rows("q", q, Use::Activation),
@@ -99,12 +103,12 @@ pub(super) fn forward(
     let (tiling, mut arguments) = prepare(device, q_rows, kv_rows, shape, [q, k, v])?;
     arguments.out = device.read("out", out, Use::Activation);
     arguments.lse = device.read("lse", lse, Use::State);
-    let kernel = device.kernels.attention(shape.head_dim, "attention");
-    let grid = [q_rows.rows() / tiling.tile * shape.heads, 1, 1];
+    let kernel = device.kernels.attention(heads_of(shape), "attention");
+    let grid = [q_rows.rows() / tiling.tile * shape.heads / tiling.heads, 1, 1];
     let access = Access { reads: &[arguments.q, arguments.k, arguments.v], writes: &[arguments.out, arguments.lse] };
     // SAFETY: `Arguments` is attention.cuh's struct; blocks cover tiles x heads with the threads and shared memory it was compiled for; sizes
     // and positions were checked; out and lse are the only buffers written.
-    unsafe { device.launch(kernel, grid, tiling.tile as u32 * 2, tiling.forward_bytes, &arguments, access) }
+    unsafe { device.launch(kernel, grid, tiling.threads() * tiling.heads as u32, tiling.forward_bytes, &arguments, access) }
 }
 
 pub(super) fn backward(
@@ -137,21 +141,20 @@ pub(super) fn backward(
         arguments.dv_parts = device.scratch("attention dv", bytes)?;
     }
     let Arguments { q, k, v, out, lse, dout, delta, dq, dk, dv, dk_parts, dv_parts, .. } = arguments;
-    let threads = tiling.tile as u32 * 2;
     let [delta_kernel, dq_kernel, dkv_kernel, sum_kernel] = ["attention_delta", "attention_dq", "attention_dkv", "attention_dkv_sum"]
-        .map(|name| device.kernels.attention(shape.head_dim, name));
+        .map(|name| device.kernels.attention(heads_of(shape), name));
     let access = Access { reads: &[out, dout], writes: &[delta] };
     // SAFETY: as in `forward`; one block a row; the scratch holds a number a row and head.
     unsafe { device.launch(delta_kernel, [q_rows.rows(), 1, 1], 256, 0, &arguments, access) }?;
     let grid = [q_rows.rows() / tiling.tile * shape.heads, 1, 1];
     let access = Access { reads: &[q, k, v, lse, dout, delta], writes: &[dq] };
     // SAFETY: as in `forward`; dq is the only buffer written.
-    unsafe { device.launch(dq_kernel, grid, threads, tiling.backward_bytes, &arguments, access) }?;
+    unsafe { device.launch(dq_kernel, grid, tiling.threads(), tiling.backward_bytes, &arguments, access) }?;
     let grid = [kv_rows.rows() / tiling.tile * shape.heads, 1, 1];
     let written = if parts { [dk_parts, dv_parts] } else { [dk, dv] };
     let access = Access { reads: &[q, k, v, lse, dout, delta], writes: &written };
     // SAFETY: as in `forward`; dk and dv, or the scratch for a part a query head, are the only memory written.
-    unsafe { device.launch(dkv_kernel, grid, threads, tiling.backward_bytes, &arguments, access) }?;
+    unsafe { device.launch(dkv_kernel, grid, tiling.threads(), tiling.backward_bytes, &arguments, access) }?;
     if parts {
         let access = Access { reads: &written, writes: &[dk, dv] };
         // SAFETY: as above; one block a row; dk and dv are the only buffers written.

@@ -69,16 +69,25 @@ impl Compiler {
         options
     }
 
-    /// The cubin of a program under some defines, from the cache or compiled.
-    pub(crate) fn cubin(&self, program: &Program, defines: &[String]) -> Result<Vec<u8>, DeviceError> {
+    /// The cubins of some programs under some defines, from the cache or compiled, as many at a time as there are processors.
+    pub(crate) fn cubins(&self, programs: &[&Program], defines: &[String]) -> Result<Vec<Vec<u8>>, DeviceError> {
         let options = self.options(defines);
-        let name = format!("{}.cubin", self.key(program, &options));
-        if let Some(cubin) = self.recall(&name) {
-            return Ok(cubin);
+        let names: Vec<String> = programs.iter().map(|program| format!("{}.cubin", self.key(program, &options))).collect();
+        let mut cubins: Vec<Option<Vec<u8>>> = names.iter().map(|name| self.recall(name)).collect();
+        let mut missing: Vec<_> = programs.iter().zip(&names).zip(&mut cubins).filter(|(_, cubin)| cubin.is_none()).collect();
+        for some in missing.chunks_mut(std::thread::available_parallelism().map_or(1, usize::from)) {
+            let compiled: Vec<_> = std::thread::scope(|scope| {
+                let options = options.as_slice();
+                let threads: Vec<_> = some.iter().map(|((program, _), _)| scope.spawn(move || compile(program, options))).collect();
+                threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
+            });
+            for (((_, name), cubin), compiled) in some.iter_mut().zip(compiled) {
+                let compiled = compiled.map_err(|_| DeviceError::Failed("a thread that compiles kernels panicked".into()))??;
+                self.keep(name, &compiled);
+                **cubin = Some(compiled);
+            }
         }
-        let cubin = compile(program, &options)?;
-        self.keep(&name, &cubin);
-        Ok(cubin)
+        Ok(cubins.into_iter().flatten().collect())
     }
 
     /// What the cache has under a name, undamaged.

@@ -144,6 +144,10 @@ impl Device for CudaDevice {
         self.end()
     }
 
+    fn forget_passes(&mut self) -> Result<(), DeviceError> {
+        self.pool.forget_passes()
+    }
+
     fn mark(&mut self) -> Result<(), DeviceError> {
         CudaDevice::mark(self)
     }

@@ -159,9 +159,18 @@ impl Gpu {
     /// # Safety
     /// `bytes` from `address` on lie in one live allocation.
     pub(crate) unsafe fn zero(&self, address: Address, bytes: usize) -> Result<(), DeviceError> {
+        // SAFETY: the caller's.
+        unsafe { self.fill(address, 0, bytes) }
+    }
+
+    /// Fills memory with a byte, in the stream's order.
+    ///
+    /// # Safety
+    /// As `zero`.
+    pub(crate) unsafe fn fill(&self, address: Address, byte: u8, bytes: usize) -> Result<(), DeviceError> {
         self.bind()?;
         // SAFETY: the caller's.
-        unsafe { result::memset_d8_async(address, 0, bytes, self.stream) }.map_err(|e| failed("zeroing memory", e))
+        unsafe { result::memset_d8_async(address, byte, bytes, self.stream) }.map_err(|e| failed("filling memory", e))
     }
 
     /// Copies from pinned host memory, in the stream's order.

@@ -28,10 +28,16 @@ fn nan(precision: Precision) -> u32 {
 /// Row counts of the fused side, and the tile where the anchor stands.
 const CASES: [(usize, usize); 6] = [(2, 1), (3, 1), (8, 0), (16, 15), (32, 17), (36, 35)];
 
-/// Sizes at which the operations are checked, with heads as wide as a model's; no other divides anything.
+/// Sizes at which the operations are checked, with heads as wide as a model's, of which one, two or three have a key head; no other size divides
+/// anything.
 fn sizes(heads: AttentionShape) -> Sizes {
-    let kv_heads = if heads.kv_heads == heads.heads { 4 } else { 2 };
-    let attention = AttentionShape { heads: 4, kv_heads, head_dim: heads.head_dim, window: Some(50) };
+    let kv_heads = 2;
+    let group = match heads.heads / heads.kv_heads.max(1) {
+        0 | 1 => 1,
+        group if group.is_multiple_of(2) => 2,
+        _ => 3,
+    };
+    let attention = AttentionShape { heads: group * kv_heads, kv_heads, head_dim: heads.head_dim, window: Some(50) };
     Sizes { attention, vocabulary: 1003, rank: 9, seed: 1 }
 }
 

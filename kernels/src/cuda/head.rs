@@ -35,25 +35,47 @@ struct HeadLoss {
     vocabulary: u32,
     pitch: u32,
     piece: u32,
+    rows: u32,
+    zero: u32,
 }
 
-/// Columns of a row that a block of head_loss_cluster.cu has at most.
-const PIECE: usize = 16_384;
+/// The kernels of head_loss_cluster.cu: blocks that hold a row, and columns of it that a block can have.
+const CLUSTERS: [(&str, usize, usize); 5] = [
+    ("head_loss_1", 1, 16_384),
+    ("head_loss_2", 2, 16_384),
+    ("head_loss_4", 4, 16_384),
+    ("head_loss_8", 8, 16_384),
+    ("head_loss_8_wide", 8, PIECE_MAX),
+];
 
-/// How the rows of a vocabulary are taken: by which kernel, in how many blocks each, and how many columns of a row a block has. Where two blocks
-/// hold a row and the card lets them read one another, it is read once; more blocks to a row were seen to gain nothing.
+/// The most of them.
+const PIECE_MAX: usize = 20_480;
+
+/// Shared memory that these kernels are allowed.
+pub(super) const CLUSTER_BYTES: u32 = (PIECE_MAX * size_of::<f32>()) as u32;
+
+/// Rows that the blocks of a cluster do one after another; `ROWS` there.
+const CLUSTER_ROWS: usize = 4;
+
+/// How the rows of a vocabulary are taken: by which kernel, how many by a group of how many blocks, and how many columns of a row a block has. Where
+/// blocks can hold a row between them and the card lets them read one another, it is read once.
 struct Rows {
     kernel: Kernel,
+    rows: usize,
     blocks: usize,
     piece: usize,
+    shared: u32,
 }
 
 impl Rows {
     fn of(device: &CudaDevice, pitch: usize) -> Self {
-        let (blocks, name) = if pitch <= PIECE { (1, "head_loss_1") } else { (2, "head_loss_2") };
-        match device.kernels.find(name).filter(|_| pitch <= blocks * PIECE) {
-            Some(kernel) => Self { kernel, blocks, piece: pitch.div_ceil(blocks).next_multiple_of(8) },
-            None => Self { kernel: device.kernels.get("head_loss"), blocks: 1, piece: pitch },
+        let piece = |blocks: usize| pitch.div_ceil(blocks).next_multiple_of(8);
+        let fits = CLUSTERS.into_iter().find(|(_, blocks, most)| piece(*blocks) <= *most);
+        match fits.and_then(|(name, blocks, _)| Some((device.kernels.find(name)?, blocks))) {
+            Some((kernel, blocks)) => {
+                Self { kernel, rows: CLUSTER_ROWS, blocks, piece: piece(blocks), shared: (piece(blocks) * size_of::<f32>()) as u32 }
+            }
+            None => Self { kernel: device.kernels.get("head_loss"), rows: 1, blocks: 1, piece: pitch, shared: 0 },
         }
     }
 }
@@ -148,10 +170,14 @@ pub(super) fn head_loss(
                 vocabulary: vocabulary as u32,
                 pitch: pitch as u32,
                 piece: by.piece as u32,
+                rows: rows as u32,
+                zero: 0,
             };
             let access = Access { reads: &[logits], writes: &[losses, dlogits] };
-            // SAFETY: `HeadLoss` is head_loss.cuh's struct; the kernel's blocks a row of the chunk; losses is the only buffer written beside scratch.
-            unsafe { device.launch(by.kernel, [rows * by.blocks, 1, 1], 512, 0, &arguments, access) }?;
+            let grid = [rows.div_ceil(by.rows) * by.blocks, 1, 1];
+            // SAFETY: `HeadLoss` is head_loss.cuh's struct; the kernel's blocks for all rows of the chunk, a piece of a row in the shared memory of
+            // each; losses is the only buffer written beside scratch.
+            unsafe { device.launch(by.kernel, grid, 512, by.shared, &arguments, access) }?;
             if let Some(dx) = dx {
                 // SAFETY: as the forward product; dx is of x's size, the scratch of a chunk's.
                 unsafe { gradient(device, head, rows, [dlogits, parts, dx + offset], dx) }?;

@@ -1,6 +1,6 @@
 //! Device memory: blocks that are zero when handed out and zeroed when given back; those of a pass stand at the same places in every pass.
 //!
-//! Never hands out a block that still holds what somebody wrote.
+//! Never hands out a block that still holds what somebody wrote, but for those of a pass, which hold what passes left since they were last forgotten.
 #![expect(unsafe_code, reason = "the address of device memory")]
 
 use std::collections::BTreeMap;
@@ -37,6 +37,8 @@ struct Arena {
     open: bool,
     /// Blocks that are held.
     live: usize,
+    /// Whether each pass finds it without a number in it.
+    is_poisoned: bool,
 }
 
 #[derive(Debug)]
@@ -44,6 +46,8 @@ struct Chunk {
     address: Address,
     bytes: usize,
     used: usize,
+    /// Bytes from its start that passes may have written since it was zeroed.
+    left: usize,
 }
 
 /// What the arena grows by at least.
@@ -92,7 +96,7 @@ fn size_class(bytes: usize) -> usize {
 
 impl Pool {
     pub(crate) fn new(gpu: &Arc<Gpu>, buffer_bytes_max: u64) -> Arc<Self> {
-        let (buffer_bytes_max, shelf) = (AtomicU64::new(buffer_bytes_max), Mutex::new(Shelf::Own));
+        let (shelf, buffer_bytes_max) = (Mutex::new(Shelf::Own), AtomicU64::new(buffer_bytes_max));
         Arc::new(Self { gpu: Arc::clone(gpu), buffer_bytes_max, shelf, state: Mutex::default() })
     }
 
@@ -157,32 +161,45 @@ impl Pool {
             Err(DeviceError::OutOfMemory { .. }) => (self.fresh(size)?, size),
             Err(other) => return Err(other),
         };
-        self.state().arena.chunks.push(Chunk { address, bytes, used: size });
+        self.state().arena.chunks.push(Chunk { address, bytes, used: size, left: 0 });
         Ok(address)
     }
 
     /// From here on buffers are those of a pass.
     pub(crate) fn begin_pass(&self) -> Result<(), DeviceError> {
-        self.end_pass()?;
+        self.end_pass();
         let mut state = self.state();
         if state.arena.live > 0 {
             return Err(DeviceError::Failed(format!("{} buffers of the last pass are still held", state.arena.live)));
         }
         state.arena.chunks.iter_mut().for_each(|chunk| chunk.used = 0);
         state.arena.open = true;
+        for chunk in state.arena.chunks.iter().filter(|_| state.arena.is_poisoned) {
+            // SAFETY: the chunk's own range; the stream orders the filling after the work that used it.
+            unsafe { self.gpu.fill(chunk.address, 0xff, chunk.bytes) }?;
+        }
         Ok(())
     }
 
-    /// The pass's buffers are read no more: they are zeroed.
-    pub(crate) fn end_pass(&self) -> Result<(), DeviceError> {
-        let mut state = self.state();
-        if !state.arena.open {
-            return Ok(());
-        }
-        state.arena.open = false;
-        for chunk in state.arena.chunks.iter().filter(|chunk| chunk.used > 0) {
+    /// Whether each pass finds memory that holds no numbers: a test's way to see that nothing is read before it is written.
+    pub(crate) fn poison_passes(&self, is_poisoned: bool) {
+        self.state().arena.is_poisoned = is_poisoned;
+    }
+
+    /// The pass's buffers are read no more. What is in them stays until [`Pool::forget_passes`].
+    pub(crate) fn end_pass(&self) {
+        let arena = &mut self.state().arena;
+        arena.open = false;
+        arena.chunks.iter_mut().for_each(|chunk| chunk.left = chunk.left.max(chunk.used));
+    }
+
+    /// Zeroes what passes left. A pass that is open ends.
+    pub(crate) fn forget_passes(&self) -> Result<(), DeviceError> {
+        self.end_pass();
+        for chunk in self.state().arena.chunks.iter_mut().filter(|chunk| chunk.left > 0) {
             // SAFETY: the chunk's own range; the stream orders the zeroing after the work that used it.
-            unsafe { self.gpu.zero(chunk.address, chunk.used) }?;
+            unsafe { self.gpu.zero(chunk.address, chunk.left) }?;
+            chunk.left = 0;
         }
         Ok(())
     }
@@ -201,9 +218,8 @@ impl Pool {
         Ok(address)
     }
 
-    /// Gives what is kept back to the driver.
+    /// Gives what is kept back to the driver, zeroed.
     fn trim(&self) -> Result<(), DeviceError> {
-        self.gpu.synchronize()?;
         let free = {
             let mut state = self.state();
             state.free_bytes = 0;
@@ -211,12 +227,17 @@ impl Pool {
                 (std::mem::take(&mut state.free).into_values().flatten().collect(), state.arena.open);
             // Between passes nothing of the arena is in use but what is still held.
             let unused = |chunk: &Chunk| if open { chunk.used == 0 } else { state.arena.live == 0 };
-            free.extend(state.arena.chunks.iter().filter(|chunk| unused(chunk)).map(|chunk| chunk.address));
+            for chunk in state.arena.chunks.iter().filter(|chunk| unused(chunk)) {
+                // SAFETY: the chunk's own range; the stream orders the zeroing after the work that used it.
+                unsafe { self.gpu.zero(chunk.address, chunk.bytes) }?;
+                free.push(chunk.address);
+            }
             let keep: Vec<bool> = state.arena.chunks.iter().map(|chunk| !unused(chunk)).collect();
             let mut keep = keep.into_iter();
             state.arena.chunks.retain(|_| keep.next().unwrap_or(true));
             free
         };
+        self.gpu.synchronize()?;
         for address in free {
             // SAFETY: from `malloc`, taken out of its list, and the stream has just drained.
             unsafe { self.gpu.free(address) }?;

@@ -43,6 +43,7 @@ pub use plan::{Choice, Key, Plan, PlanError, Product};
 pub use programs::compile_everything;
 pub use record::{Launches, Profile};
 pub use shared::WeightSharing;
+pub use staging::rows_max;
 pub use verdict::{GateReport, ProductCheck};
 
 /// Rows of a tile; every sequence starts at a multiple of it.

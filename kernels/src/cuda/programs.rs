@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::compile::{Cache, Compiler, hex};
 use super::driver::{Gpu, Kernel, Module};
+use super::head::CLUSTER_BYTES;
 use super::library::{Library, probe};
 use super::{Found, Precision};
 use crate::DeviceError;
@@ -22,12 +23,13 @@ pub(crate) struct Program {
 }
 
 /// What sources include.
-pub(crate) const HEADERS: [(&str, &str); 8] = [
+pub(crate) const HEADERS: [(&str, &str); 9] = [
     ("common.cuh", include_str!("../../cu/common.cuh")),
     ("tile.cuh", include_str!("../../cu/tile.cuh")),
     ("philox.cuh", include_str!("../../cu/philox.cuh")),
     ("attention.cuh", include_str!("../../cu/attention.cuh")),
     ("attention_fast.cuh", include_str!("../../cu/attention_fast.cuh")),
+    ("wgmma.cuh", include_str!("../../cu/wgmma.cuh")),
     ("lora.cuh", include_str!("../../cu/lora.cuh")),
     ("swiglu.cuh", include_str!("../../cu/swiglu.cuh")),
     ("head_loss.cuh", include_str!("../../cu/head_loss.cuh")),
@@ -57,12 +59,17 @@ const PROGRAMS: [Program; 13] = [
 ];
 
 /// Compiled for bf16 where the blocks of a cluster read one another's shared memory.
-const CLUSTERED: Program = program!("head_loss_cluster.cu": "head_loss_1", "head_loss_2");
+const CLUSTERED: Program = program!("head_loss_cluster.cu": "head_loss_1", "head_loss_2", "head_loss_4", "head_loss_8", "head_loss_8_wide");
 
 /// Whether an architecture (as "sm_90a") has clusters: from compute capability 9.0 on.
 fn has_clusters(architecture: &str) -> bool {
     let number: String = architecture.chars().filter(char::is_ascii_digit).collect();
     number.parse::<u32>().is_ok_and(|number| number >= 90)
+}
+
+/// Whether an architecture multiplies tiles by four warps at once: Hopper does, and nothing before or after it in this way.
+fn has_wgmma(architecture: &str) -> bool {
+    architecture == "sm_90a"
 }
 
 /// Compiled for each size of head that is asked for.
@@ -71,20 +78,41 @@ const ATTENTION: [Program; 2] = [
     program!("attention_backward.cu": "attention_delta", "attention_dq", "attention_dkv", "attention_dkv_sum"),
 ];
 
+/// What attention kernels are made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Heads {
+    pub(crate) head_dim: usize,
+    /// Query heads of a key head.
+    pub(crate) group: usize,
+}
+
 /// The widest head.
 pub(crate) const HEAD_DIM_MAX: usize = 256;
 
-/// Tiles of attention for a size of head: rows of queries and of keys. Bounded by the shared memory of the smallest card (99 KiB a block).
+/// Tiles of attention for a size of head: rows of queries and of keys. Bounded by the shared memory of the smallest card (99 KiB a block), or of
+/// Hopper where its own products are used.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tiling {
     pub(crate) tile: usize,
+    /// Whether products are of wgmma.cuh.
+    wgmma: bool,
+    /// Heads that a block of the forward kernel has, all of one key head: their keys and values are read once.
+    pub(crate) heads: usize,
     /// Dynamic shared memory of the forward kernel and of both backward kernels.
     pub(crate) forward_bytes: u32,
     pub(crate) backward_bytes: u32,
 }
 
 impl Tiling {
-    pub(crate) fn new(head_dim: usize, precision: Precision) -> Self {
+    /// For heads so wide, of which `group` have a key head between them.
+    pub(crate) fn new(head_dim: usize, group: usize, precision: Precision, architecture: &str) -> Self {
+        if precision == Precision::Bf16 && [64, 128].contains(&head_dim) && has_wgmma(architecture) {
+            // Wide heads two at a time: else too few rows of queries have room beside their keys and values.
+            let heads = if head_dim > 64 && group.is_multiple_of(2) { 2 } else { 1 };
+            // Tiles begin at multiples of 1024 bytes.
+            let bytes = |tiles: usize| (tiles * 64 * head_dim * precision.bytes() + 1024) as u32;
+            return Self { tile: 64, wgmma: true, heads, forward_bytes: bytes(4 + heads), backward_bytes: bytes(6) };
+        }
         let wide = head_dim.next_multiple_of(16);
         let tile = match precision {
             Precision::Bf16 => {
@@ -110,16 +138,29 @@ impl Tiling {
             Precision::Bf16 => (bytes(4), bytes(if wide <= 64 { 6 } else { 4 })),
         };
         let probabilities = if precision == Precision::F32 { tile * (tile + pad) * precision.bytes() } else { 0 };
-        Self { tile, forward_bytes: (forward + probabilities) as u32, backward_bytes: (backward + probabilities) as u32 }
+        let [forward_bytes, backward_bytes] = [forward, backward].map(|bytes| (bytes + probabilities) as u32);
+        Self { tile, wgmma: false, heads: 1, forward_bytes, backward_bytes }
     }
 
-    fn defines(self, head_dim: usize) -> [String; 2] {
-        [format!("HEAD_DIM={head_dim}"), format!("TILE={}", self.tile)]
+    fn defines(self, head_dim: usize) -> Vec<String> {
+        let values = [("HEAD_DIM", head_dim), ("TILE", self.tile), ("HEADS", self.heads), ("NODUS_WGMMA", usize::from(self.wgmma))];
+        values.map(|(name, value)| format!("{name}={value}")).to_vec()
+    }
+
+    /// Threads of a block that owns a tile of one head.
+    pub(crate) fn threads(self) -> u32 {
+        self.tile as u32 * 2
     }
 }
 
 fn precision_define(precision: Precision) -> String {
     format!("NODUS_BF16={}", u8::from(precision == Precision::Bf16))
+}
+
+/// What an architecture has of the programs that are compiled once for a precision.
+fn programs(architecture: &str, precision: Precision) -> Vec<&'static Program> {
+    let clustered = precision == Precision::Bf16 && has_clusters(architecture);
+    PROGRAMS.iter().chain(clustered.then_some(&CLUSTERED)).collect()
 }
 
 /// Every program.
@@ -149,7 +190,7 @@ pub(crate) struct Kernels {
     pub(crate) compiler: Compiler,
     precision: Precision,
     by_name: HashMap<&'static str, Kernel>,
-    attention: HashMap<usize, HashMap<&'static str, Kernel>>,
+    attention: HashMap<Heads, HashMap<&'static str, Kernel>>,
     /// Keeps the kernels loaded.
     modules: Vec<Module>,
 }
@@ -158,19 +199,18 @@ impl Kernels {
     pub(crate) fn new(gpu: &Arc<Gpu>, compiler: Compiler, precision: Precision) -> Result<Self, DeviceError> {
         let mut kernels =
             Self { gpu: Arc::clone(gpu), compiler, precision, by_name: HashMap::new(), attention: HashMap::new(), modules: Vec::new() };
-        for program in &PROGRAMS {
-            let loaded = kernels.load(program, &[precision_define(precision)], 0)?;
-            kernels.by_name.extend(loaded);
-        }
-        if precision == Precision::Bf16 && has_clusters(&kernels.compiler.architecture) {
-            let loaded = kernels.load(&CLUSTERED, &[precision_define(precision)], 0)?;
+        let programs = programs(&kernels.compiler.architecture, precision);
+        let cubins = kernels.compiler.cubins(&programs, &[precision_define(precision)])?;
+        for (program, cubin) in programs.into_iter().zip(cubins) {
+            let shared = if program.name == CLUSTERED.name { CLUSTER_BYTES } else { 0 };
+            let loaded = kernels.load(program, &cubin, shared)?;
             kernels.by_name.extend(loaded);
         }
         Ok(kernels)
     }
 
-    fn load(&mut self, program: &Program, defines: &[String], shared: u32) -> Result<Vec<(&'static str, Kernel)>, DeviceError> {
-        let module = Module::load(&self.gpu, &self.compiler.cubin(program, defines)?)?;
+    fn load(&mut self, program: &Program, cubin: &[u8], shared: u32) -> Result<Vec<(&'static str, Kernel)>, DeviceError> {
+        let module = Module::load(&self.gpu, cubin)?;
         let kernels = program.kernels.iter().map(|name| Ok((*name, module.kernel(name, shared)?))).collect::<Result<_, DeviceError>>()?;
         self.modules.push(module);
         Ok(kernels)
@@ -192,30 +232,33 @@ impl Kernels {
         all.into_iter().find(|(_, known)| **known == kernel).map_or("?", |(name, _)| name)
     }
 
-    /// Makes the attention kernels of a size of head ready. First use compiles them.
-    pub(crate) fn prepare_attention(&mut self, head_dim: usize) -> Result<Tiling, DeviceError> {
+    /// Makes the attention kernels for some heads ready. First use compiles them.
+    pub(crate) fn prepare_attention(&mut self, heads: Heads) -> Result<Tiling, DeviceError> {
+        let Heads { head_dim, group } = heads;
         if head_dim == 0 || head_dim > HEAD_DIM_MAX {
             return Err(DeviceError::Unsupported(format!("heads {head_dim} wide; 1 to {HEAD_DIM_MAX} are supported")));
         }
-        let tiling = Tiling::new(head_dim, self.precision);
-        if !self.attention.contains_key(&head_dim) {
+        let tiling = Tiling::new(head_dim, group, self.precision, &self.compiler.architecture);
+        if !self.attention.contains_key(&heads) {
             let mut defines = vec![precision_define(self.precision)];
             defines.extend(tiling.defines(head_dim));
-            let [forward, backward] = &ATTENTION;
-            let mut loaded: HashMap<_, _> = self.load(forward, &defines, tiling.forward_bytes)?.into_iter().collect();
-            loaded.extend(self.load(backward, &defines, tiling.backward_bytes)?);
-            self.attention.insert(head_dim, loaded);
+            let cubins = self.compiler.cubins(&ATTENTION.each_ref(), &defines)?;
+            let mut kernels = HashMap::new();
+            for ((program, cubin), shared) in ATTENTION.iter().zip(&cubins).zip([tiling.forward_bytes, tiling.backward_bytes]) {
+                kernels.extend(self.load(program, cubin, shared)?);
+            }
+            self.attention.insert(heads, kernels);
         }
         Ok(tiling)
     }
 
-    /// An attention kernel of a size of head that was made ready.
-    pub(crate) fn attention(&self, head_dim: usize, name: &'static str) -> Kernel {
-        self.attention[&head_dim][name]
+    /// An attention kernel for heads that were made ready.
+    pub(crate) fn attention(&self, heads: Heads, name: &'static str) -> Kernel {
+        self.attention[&heads][name]
     }
 }
 
-/// Compiles every kernel for an architecture (as "sm_90a"), in both precisions and for heads 80 and 256 wide, without a card.
+/// Compiles every kernel for an architecture (as "sm_90a"), in both precisions and for heads 64, 80, 128 and 256 wide, without a card.
 /// Returns what was compiled and its bytes of machine code; what the cache has is not compiled again. This is the check that continuous integration can make.
 ///
 /// # Errors
@@ -231,17 +274,18 @@ pub fn compile_everything(
     let compiler = Compiler::new(architecture.to_owned(), cache)?;
     let mut compiled = Vec::new();
     for precision in [Precision::F32, Precision::Bf16] {
-        let define = precision_define(precision);
-        let clustered = precision == Precision::Bf16 && has_clusters(architecture);
-        for program in PROGRAMS.iter().chain(clustered.then_some(&CLUSTERED)) {
-            compiled.push((format!("{} {define}", program.name), compiler.cubin(program, std::slice::from_ref(&define))?.len()));
-        }
-        for head_dim in [80, 256] {
-            let mut defines = vec![define.clone()];
-            defines.extend(Tiling::new(head_dim, precision).defines(head_dim));
-            for program in &ATTENTION {
-                compiled.push((format!("{} {}", program.name, defines.join(" ")), compiler.cubin(program, &defines)?.len()));
-            }
+        let mut add = |programs: &[&Program], defines: &[String]| {
+            let cubins = compiler.cubins(programs, defines)?;
+            let names = programs.iter().map(|program| format!("{} {}", program.name, defines.join(" ")));
+            compiled.extend(names.zip(cubins.iter().map(Vec::len)));
+            Ok::<(), DeviceError>(())
+        };
+        add(&programs(architecture, precision), &[precision_define(precision)])?;
+        // Hopper's own products among them, of one head and of two.
+        for (head_dim, group) in [(80, 1), (64, 1), (128, 2), (256, 1)] {
+            let mut defines = vec![precision_define(precision)];
+            defines.extend(Tiling::new(head_dim, group, precision, architecture).defines(head_dim));
+            add(&ATTENTION.each_ref(), &defines)?;
         }
     }
     Ok(compiled)
@@ -282,10 +326,12 @@ mod tests {
     fn attention_fits_the_shared_memory_of_every_card() {
         for precision in [Precision::F32, Precision::Bf16] {
             for head_dim in 1..=HEAD_DIM_MAX {
-                let tiling = Tiling::new(head_dim, precision);
-                // Three static tables of the backward kernel are 12 bytes a row, twice.
-                let most = tiling.forward_bytes.max(tiling.backward_bytes) as usize;
-                assert!(most + 24 * tiling.tile <= 99 << 10, "{head_dim} {precision:?}");
+                for (architecture, room) in [("sm_89", 99 << 10), ("sm_90a", 227 << 10)] {
+                    let tiling = Tiling::new(head_dim, 2, precision, architecture);
+                    // Three static tables of the backward kernel are 12 bytes a row, twice.
+                    let most = tiling.forward_bytes.max(tiling.backward_bytes) as usize;
+                    assert!(most + 24 * tiling.tile <= room, "{head_dim} {precision:?} {architecture}");
+                }
             }
         }
     }

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use super::ROW_ALIGN;
 use super::driver::{Address, Gpu};
 use super::host_side::{Event, Pinned};
 use super::memory::{Block, Owner, Pool};
@@ -16,6 +17,19 @@ const HALF: usize = STAGING_BYTES / 2;
 
 /// Bytes of the tables of one pass at most.
 const TABLE_BYTES: usize = 64 << 20;
+
+/// Tables of a word a row that a pass may have: positions of its layouts, and places that rows are copied from.
+const ROW_TABLES: usize = 256;
+
+/// Elements of an array that products are checked with.
+const ELEMENTS_MAX: usize = 1 << 31;
+
+/// Rows that a pass on a card can have, padding included, where its widest activation has so many columns: what its tables and its products
+/// can hold. How many fit into memory is the pass's plan to say.
+#[must_use]
+pub fn rows_max(widest: usize) -> usize {
+    (ELEMENTS_MAX / widest.max(1)).min(TABLE_BYTES / ROW_TABLES / size_of::<u32>()) / ROW_ALIGN * ROW_ALIGN
+}
 
 /// Tables for operations, at the same places in every pass: a pinned copy and one on the card, in step.
 #[derive(Debug)]

@@ -84,6 +84,12 @@ pub(super) unsafe fn fill_random(
 }
 
 impl CudaDevice {
+    /// Whether the memory of a pass holds no numbers when it begins. For tests: nothing may read what it did not write.
+    #[doc(hidden)]
+    pub fn poison_passes(&mut self, is_poisoned: bool) {
+        self.pool.poison_passes(is_poisoned);
+    }
+
     /// Fills a buffer with numbers in [-range, range): element 4 i + j is `(2 uniform(philox(key, [i, i >> 32, 0, 1])[j]) - 1) range`.
     ///
     /// # Errors

@@ -186,6 +186,28 @@ fn memory_is_zeroed_and_counted() {
     assert!(free > 0 && device.free_bytes() > free / 2, "a refusal costs nothing");
 }
 
+/// What a pass leaves is there in the next, and zero once it was forgotten.
+#[test]
+fn what_passes_leave_is_zeroed_when_it_is_forgotten() {
+    let Some(mut device) = open("what_passes_leave_is_zeroed_when_it_is_forgotten", Precision::Bf16) else { return };
+    let mut pass = |forget: bool| {
+        if forget {
+            device.forget_passes().unwrap();
+        }
+        device.begin_pass().unwrap();
+        let mut buffer = device.alloc(Use::State, 100_000).unwrap();
+        let mut found = vec![1.0; 100_000];
+        device.download(&buffer, 0, &mut found).unwrap();
+        device.fill_uniform(&mut buffer, 1, 8.0).unwrap();
+        drop(buffer);
+        device.end_pass().unwrap();
+        found.iter().filter(|value| **value != 0.0).count()
+    };
+    assert_eq!(pass(false), 0, "never used");
+    assert!(pass(false) > 90_000, "another place");
+    assert_eq!(pass(true), 0);
+}
+
 /// Rows past 2^31 elements.
 #[test]
 fn offsets_past_two_to_the_31() {

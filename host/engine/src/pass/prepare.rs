@@ -34,7 +34,7 @@ impl<'a, D: Device> Member<'a, D> {
         let Some(cohort) = self.adapter.cohort.filter(|_| half > 0) else { return };
         let key = |sequence: &Arc<nodus_protocol::Sequence>| {
             let needed = Needed::of(sequence)?;
-            let tokens = sequence.tokens().iter().take(needed.positions.len()).copied().collect();
+            let tokens = sequence.tokens().iter().take(needed.rows).copied().collect();
             let labelled = (half + 1 == halves).then_some(needed.labelled);
             Some(Arc::new(Key { cohort, trunk, half, tokens, labelled }))
         };

@@ -51,7 +51,9 @@ impl Level {
                 }
             }
         }
-        let all = Layout::new(rows.iter().map(|(sequence, needed)| (*sequence, needed.positions.as_slice())), align);
+        let positions: Vec<u32> = (0..rows.iter().map(|(_, needed)| needed.rows as u32).max().unwrap_or(0)).collect();
+        let first = |rows| positions.get(..rows).unwrap_or_default();
+        let all = Layout::new(rows.iter().map(|(sequence, needed)| (*sequence, first(needed.rows))), align);
         let labelled = Layout::new(rows.iter().map(|(sequence, needed)| (*sequence, needed.labelled.as_slice())), align);
         let narrow = narrow(&all, &labelled);
         let mut level = Self {
@@ -97,7 +99,7 @@ impl Level {
     /// For each row of the level below, on which a member of the backward pass stands, its row in this level: the same row, since these
     /// members come first in both.
     pub(crate) fn descent(rows: &Layout) -> Vec<u32> {
-        (0..rows.rows()).map(|row| if is_row(rows, row) { row as u32 } else { 0 }).collect()
+        rows.positions().iter().zip(0..).map(|(position, row)| if *position == u32::MAX { 0 } else { row }).collect()
     }
 
     /// For each row of `rows`, a layout of this level, its row in the same layout of the level below.
@@ -107,9 +109,8 @@ impl Level {
             let Some(&owner) = stream.first() else { continue };
             let (own, other) = (rows.segments().get(self.segments(owner)), below_rows.segments().get(below.segments(owner)));
             for (to, from) in own.into_iter().flatten().zip(other.into_iter().flatten()) {
-                for (slot, row) in origin.iter_mut().skip(to.start).take(to.rows).zip(from.start..from.start + from.rows) {
-                    *slot = row as u32;
-                }
+                let places = origin.get_mut(to.start..to.start + to.rows).unwrap_or_default();
+                places.iter_mut().zip(from.start as u32..).for_each(|(place, row)| *place = row);
             }
         }
         origin
@@ -122,9 +123,15 @@ impl Level {
             let Some((owner, source)) = stream.first().and_then(|owner| Some((*owner, sources.get(*owner)?))) else { continue };
             for segment in rows.segments().get(self.segments(owner)).unwrap_or_default() {
                 let Some(sequence) = source.batch.sequences.get(segment.sequence as usize) else { continue };
-                let places = rows.positions().iter().zip(&mut values).skip(segment.start).take(segment.rows);
-                for (position, value) in places {
-                    *value = list(sequence).get(*position as usize).copied().unwrap_or_default();
+                let here = segment.start..segment.start + segment.rows;
+                let (Some(positions), Some(places)) = (rows.positions().get(here.clone()), values.get_mut(here)) else { continue };
+                let list = list(sequence);
+                match neighbours(positions).and_then(|range| list.get(range)) {
+                    Some(all) => places.copy_from_slice(all),
+                    None => {
+                        let value = |position: &u32| list.get(*position as usize).copied().unwrap_or_default();
+                        places.iter_mut().zip(positions).for_each(|(place, position)| *place = value(position));
+                    }
                 }
             }
         }
@@ -136,16 +143,17 @@ impl Level {
 fn narrow(all: &Layout, labelled: &Layout) -> Vec<u32> {
     let mut index = vec![0; labelled.rows()];
     for (from, to) in all.segments().iter().zip(labelled.segments()) {
-        let places = labelled.positions().iter().zip(&mut index).skip(to.start).take(to.rows);
-        for (position, slot) in places {
-            *slot = from.start as u32 + position;
-        }
+        let here = to.start..to.start + to.rows;
+        let (Some(positions), Some(places)) = (labelled.positions().get(here.clone()), index.get_mut(here)) else { continue };
+        places.iter_mut().zip(positions).for_each(|(place, position)| *place = from.start as u32 + position);
     }
     index
 }
 
-fn is_row(rows: &Layout, row: usize) -> bool {
-    rows.positions().get(row).is_some_and(|position| *position != u32::MAX)
+/// The range that ascending positions fill, where they leave none out.
+fn neighbours(positions: &[u32]) -> Option<Range<usize>> {
+    let range = *positions.first()? as usize..*positions.last()? as usize + 1;
+    (range.len() == positions.len()).then_some(range)
 }
 
 pub(super) fn select(level: &Level, view: &View, chosen: impl Fn(usize) -> bool) -> Option<Layout> {

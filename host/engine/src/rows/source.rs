@@ -54,19 +54,26 @@ impl Source<'_> {
     }
 }
 
-/// The positions of one sequence that are computed, and those of its labelled rows.
+/// How many rows of one sequence are computed, from its first on, and the positions of those that are labelled.
 #[derive(Debug, Default)]
 pub(crate) struct Needed {
-    pub(crate) positions: Vec<u32>,
+    pub(crate) rows: usize,
     pub(crate) labelled: Vec<u32>,
 }
 
 impl Needed {
     /// None where no row is labelled: rows after the last labelled one are seen by nobody.
     pub(crate) fn of(sequence: &Sequence) -> Option<Self> {
-        let labelled: Vec<u32> = (0..).zip(sequence.weights()).filter(|(_, weight)| **weight > 0.0).map(|(i, _)| i).collect();
-        let last = *labelled.last()?;
-        Some(Self { positions: (0..=last).collect(), labelled })
+        let weights = sequence.weights();
+        let last = weights.iter().rposition(|weight| *weight > 0.0)?;
+        let mut labelled = Vec::with_capacity(last + 1);
+        // Most often every row is labelled, which is seen faster than a list is made row by row.
+        if weights.iter().take(last).all(|weight| *weight > 0.0) {
+            labelled.extend(0..=last as u32);
+        } else {
+            labelled.extend((0..).zip(weights).filter(|(_, weight)| **weight > 0.0).map(|(i, _)| i));
+        }
+        Some(Self { rows: last + 1, labelled })
     }
 }
 

@@ -17,11 +17,13 @@ pub(crate) struct Apart {
     pub(crate) leaks: bool,
     /// Whether it says so.
     pub(crate) owns_up: bool,
+    /// How often it zeroed what passes left.
+    pub(crate) forgot: u32,
 }
 
 impl Apart {
     pub(crate) fn new(inner: CpuDevice) -> Self {
-        Self { inner, leaks: false, owns_up: false }
+        Self { inner, leaks: false, owns_up: false, forgot: 0 }
     }
 
     fn leak(&mut self, rows: &Layout, out: &mut Buffer) -> Done {
@@ -39,6 +41,7 @@ impl Device for Apart {
 
     fn has_separate_memory(&self) -> bool { true }
     fn row_align(&self) -> usize { ALIGN }
+    fn forget_passes(&mut self) -> Done { self.forgot += 1; Ok(()) }
     fn unproven(&self) -> Vec<String> { if self.owns_up { vec!["swiglu".into()] } else { Vec::new() } }
 
     fn class(&self, matrices: &[(usize, usize)]) -> Vec<(String, String)> { self.inner.class(matrices) }

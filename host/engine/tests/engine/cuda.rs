@@ -11,6 +11,8 @@ use nodus_kernels::cuda::Precision;
 use crate::devices::Cuda;
 use crate::golden::{self, Limits};
 use crate::mix::{models, search};
+use crate::snapshot::goes_on;
+use crate::support::llama;
 
 fn number(name: &str, usual: u64) -> u64 {
     std::env::var(name).map_or(usual, |text| text.parse().unwrap_or_else(|error| panic!("{name}: {error}")))
@@ -46,6 +48,16 @@ fn every_job_is_what_it_is_alone_in_f32() {
 #[cfg_attr(feature = "broken", ignore = "broken on purpose")]
 fn every_job_is_what_it_is_alone_in_bf16() {
     searched("every_job_is_what_it_is_alone_in_bf16", Precision::Bf16, seed());
+}
+
+#[test]
+fn a_job_goes_on_elsewhere_with_the_same_bits_wherever_it_stood() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let Some(cuda) = Cuda::new("a_job_goes_on_elsewhere_with_the_same_bits_wherever_it_stood", precision, vec![llama()]) else {
+            return;
+        };
+        goes_on(&cuda);
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use nodus_engine::{Engine, Options};
 use nodus_kernels::cpu::CpuDevice;
 use nodus_protocol::{Architecture, Command, ErrorKind, JobSlot, LayerSelection, LoraConfig, ModelConfig, Module};
 
+use crate::apart::Apart;
 use crate::support::{
     all_linear, batch, bits, create, done, engine, engine_with, evaluate, forward_backward, lora, losses, model, optim_step, slot, step,
     train,
@@ -113,7 +114,7 @@ fn too_little_memory_for_a_cohort_refuses_members_without_effect() {
     assert!(passes.contains(&1) && passes.iter().any(|passes| *passes > 1), "{passes:?}");
 }
 
-/// Where memory lacks for two in one pass they run one after the other; where one is too large by itself, only that one is refused.
+/// Where memory lacks for all in one pass they run in several; where one is too large by itself, only that one is refused.
 #[test]
 fn a_neighbour_is_not_seen_through_a_lack_of_memory() {
     let model = model(Architecture::Llama);
@@ -128,7 +129,7 @@ fn a_neighbour_is_not_seen_through_a_lack_of_memory() {
     let all = engine.execute_all((0..4).map(|job| forward_backward(slot(job), &medium)).collect());
     let alone = bits(&solo.execute(forward_backward(slot(0), &medium)));
     assert!(all.iter().all(|reply| bits(reply) == alone), "{all:?}");
-    assert_eq!(engine.counts().passes, 4, "the limit does not separate one from four");
+    assert_eq!(engine.counts().passes, 2, "two and two fit, four do not");
 
     let mut both = engine.execute_all(vec![forward_backward(slot(0), &small), forward_backward(slot(1), &large)]);
     assert_eq!(both.pop().unwrap().unwrap_err().kind, ErrorKind::QuotaExceeded);
@@ -144,4 +145,31 @@ fn an_adapter_without_room_is_refused_and_leaves_nothing() {
     assert_eq!(refused.kind, ErrorKind::QuotaExceeded);
     assert_eq!(engine.counts().allocated_bytes, baseline);
     done(engine.execute(create(slot(0), lora(1, &[Module::QProj], LayerSelection::All), None)));
+}
+
+/// What a pass leaves may be there while passes of the same owner follow, and no longer.
+#[test]
+fn what_passes_leave_is_forgotten_before_anybody_elses_begins() {
+    let model = model(Architecture::Llama);
+    let mut engine = engine_with(&model, Apart::new(CpuDevice::new(1).unwrap()), Options::default());
+    let config = lora(2, &[Module::QProj], LayerSelection::Last(1));
+    for (job, cohort) in [(0, None), (1, None), (2, Some(1)), (3, Some(1))] {
+        done(engine.execute(create(slot(job), config.clone(), cohort)));
+    }
+    let batch = batch(&model, 1, &[9]);
+    let mut after = |jobs: &[u32]| {
+        let replies = engine.execute_all(jobs.iter().map(|job| train(slot(*job), &batch)).collect());
+        replies.into_iter().for_each(|reply| assert!(step(reply).loss > 0.0));
+        engine.device().forgot
+    };
+    assert_eq!(after(&[0]), 0);
+    assert_eq!(after(&[0]), 0, "the same job");
+    assert_eq!(after(&[1]), 1, "another job");
+    assert_eq!(after(&[2, 3]), 2, "a cohort");
+    assert_eq!(after(&[3]), 2, "a member of it");
+    assert_eq!(after(&[0, 1]), 4, "two jobs: before their pass, and after it");
+    assert_eq!(after(&[0, 1]), 5, "the same two: after their pass");
+    assert_eq!(after(&[0]), 5, "nothing was left");
+    done(engine.execute(Command::DropJob { job: JobSlot(0) }));
+    assert_eq!(engine.device().forgot, 6, "a job's end");
 }

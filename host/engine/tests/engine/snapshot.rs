@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use nodus_engine::Engine;
-use nodus_kernels::cpu::CpuDevice;
+use nodus_engine::{Engine, Options};
+use nodus_kernels::Device;
 use nodus_protocol::{AdapterSlot, Batch, Command, JobSlot, JobState, LoraConfig, Reply, frame};
 
+use crate::devices::{Cpu, Devices};
 use crate::support::{
-    TRUNK, all_linear, batch, bits, create, done, engine, error, evaluate, forward_backward, llama, optim_step, slot, train,
+    TRUNK, all_linear, batch, bits, create, done, engine, engine_with, error, evaluate, forward_backward, llama, optim_step, slot, train,
 };
 
 const COHORT: Option<u64> = Some(5);
 
-fn snapshot(engine: &mut Engine<CpuDevice>, job: u32) -> JobState {
+fn snapshot<D: Device>(engine: &mut Engine<D>, job: u32) -> JobState {
     match engine.execute(Command::Snapshot { job: JobSlot(job) }) {
         Ok(Reply::State(state)) => *state,
         other => panic!("{other:?}"),
@@ -62,19 +63,21 @@ fn script() -> Vec<Command> {
     ]
 }
 
-#[test]
-fn a_job_goes_on_elsewhere_with_the_same_bits_wherever_it_stood() {
+/// Stops a job before each of its commands, and lets it go on in another engine.
+pub(crate) fn goes_on(devices: &impl Devices) {
     let model = llama();
-    let mut whole = engine(&model);
+    let open = || engine_with(&model, devices.open(2), Options::default());
+    let mut whole = open();
     let expected: Vec<String> = script().into_iter().map(|command| bits(&whole.execute(command))).collect();
+    devices.give_back(whole.into_device());
     for stop in 0..=script().len() {
-        let mut first = engine(&model);
+        let mut first = open();
         for (command, expected) in script().iter().take(stop).zip(&expected) {
             assert_eq!(bits(&first.execute(command.clone())), *expected);
         }
         // Through the bytes that are kept.
         let kept = frame::encode(&snapshot(&mut first, 0)).unwrap();
-        let mut second = engine(&model);
+        let mut second = open();
         done(second.execute(restore(frame::decode(&kept).unwrap(), 9)));
         assert_eq!(frame::encode(&snapshot(&mut second, 9)).unwrap(), kept, "{stop}");
         for (command, expected) in script().iter().zip(&expected).skip(stop) {
@@ -84,7 +87,14 @@ fn a_job_goes_on_elsewhere_with_the_same_bits_wherever_it_stood() {
         if let Some((command, expected)) = script().get(stop).zip(expected.get(stop)) {
             assert_eq!(bits(&first.execute(command.clone())), *expected);
         }
+        devices.give_back(first.into_device());
+        devices.give_back(second.into_device());
     }
+}
+
+#[test]
+fn a_job_goes_on_elsewhere_with_the_same_bits_wherever_it_stood() {
+    goes_on(&Cpu);
 }
 
 #[test]
