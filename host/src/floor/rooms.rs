@@ -1,12 +1,14 @@
 //! How much of a device's memory each engine's buffers may have: what the engine is planned to need, and a part of what nobody is planned to need.
 //!
-//! Never promises memory twice: who is to have less has given it back before another has more, or begins.
+//! Never promises memory twice: who is to have less has given it back before another has more, or begins. One that hangs is waited for for a minute.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use nodus_schedule::{DeviceId, EngineId, Job, Lane};
+use tokio::time::timeout;
 
 use super::Shared;
 use super::board::Board;
@@ -54,6 +56,9 @@ struct Change {
     process: Option<Arc<Process>>,
 }
 
+/// How long an engine may take to give memory back: it does so between two passes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Tells the engines of a device what they may have now, those first that are to have less. Waits until they have given it back, which an engine
 /// does between two passes.
 pub(super) async fn settle(shared: &Shared, device: DeviceId) {
@@ -63,8 +68,11 @@ pub(super) async fn settle(shared: &Shared, device: DeviceId) {
     let (less, more): (Vec<Change>, Vec<Change>) = changes.into_iter().partition(|change| change.bytes < change.bound.load(Relaxed));
     for Change { bound, bytes, process } in less.into_iter().chain(more) {
         bound.store(bytes, Relaxed);
-        if let Some(process) = process {
-            process.bound(bytes).await;
+        // One that hangs is ended by who watches it; until then the others must not stand still. It hears it before anything else that it is asked.
+        if let Some(process) = process
+            && timeout(PATIENCE, process.bound(bytes)).await.is_err()
+        {
+            tracing::warn!("an engine has not given memory back for {} s, and the next one begins all the same", PATIENCE.as_secs());
         }
     }
 }
@@ -73,6 +81,7 @@ pub(super) async fn settle(shared: &Shared, device: DeviceId) {
 pub(super) async fn enter(shared: &Shared, device: DeviceId, (process, bound): (&Process, &Bound), publish: impl FnOnce()) {
     let Some(turn) = shared.rooms.get(device.0 as usize) else { return publish() };
     let _turn = turn.lock().await;
+    // It has no job yet that could keep it from answering.
     process.bound(bound.load(Relaxed)).await;
     publish();
 }
