@@ -43,6 +43,8 @@ NODUS_TOKEN=$alice "$host" jobs
 for id in $sweep; do NODUS_TOKEN=$alice "$host" fetch "$id" --out "$out/alice/$id"; done
 NODUS_TOKEN=$bob "$host" fetch "$single" --out "$out/bob"
 "$host" audit verify "$out/alice/$first"
+# As an auditor elsewhere would, who has the model and the ready-made component: everything else comes from the service, and every bit is compared.
+NODUS_TOKEN=$alice "$host" audit job "$first" --out "$out/audited" --replay --component "$guests/sft.wasm"
 # What is not yours is not there.
 if NODUS_TOKEN=$bob "$host" fetch "$first" --out "$out/stolen" 2> "$out/refused"; then exit 1; fi
 cat "$out/refused"

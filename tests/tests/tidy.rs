@@ -134,6 +134,7 @@ fn every_operation_has_its_row_in_kernels_md() {
         "free_bytes",
         "bound",
         "load",
+        "share_weights",
         "load_together",
         "alloc",
         "alloc_together",

@@ -157,8 +157,9 @@ fn leave(shared: &Shared, id: EngineId, (numbers, need): (NewEngine, &Need), rea
 fn need(shared: &Shared, numbers: NewEngine, first: Job, model: &OpenModel) -> Need {
     let (options, cellar) = (&shared.options.device, &shared.cellar);
     let device = place(shared, numbers).map_or(DeviceChoice::Cpu, |place| place.device);
-    let fixed_bytes = cellar.weight_bytes(model, options, device).saturating_add(reserve_bytes(device));
-    Need { fixed_bytes, own_bytes: cellar.engine_bytes(model, options, device).saturating_sub(fixed_bytes), first }
+    let weight_bytes = cellar.weight_bytes(model, options, device);
+    let fixed_bytes = weight_bytes.saturating_add(reserve_bytes(device));
+    Need { weight_bytes, fixed_bytes, own_bytes: cellar.engine_bytes(model, options, device).saturating_sub(fixed_bytes), first }
 }
 
 /// Starts its process, and says what decides the bits of its results.

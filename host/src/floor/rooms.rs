@@ -1,19 +1,26 @@
 //! How much of a device's memory each engine's buffers may have: what the engine is planned to need, and a part of what nobody is planned to need.
 //!
-//! Never promises memory twice: who is to have less has given it back before another has more, or begins.
+//! Never promises memory twice: who is to have less has given it back before another has more, or begins. One that hangs is waited for for a minute.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use nodus_schedule::{DeviceId, EngineId, Job, Lane};
+use tokio::time::timeout;
 
 use super::Shared;
 use super::board::Board;
+use super::engines::Engine;
+use crate::cli::DeviceChoice;
 use crate::engine::Process;
 
 /// An engine's need of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Need {
+    /// Weights, which clients of one MPS daemon have once between them.
+    pub(super) weight_bytes: u64,
     /// Weights, and what driver and libraries take.
     pub(super) fixed_bytes: u64,
     /// Buffers before any job: tables, caches.
@@ -49,6 +56,9 @@ struct Change {
     process: Option<Arc<Process>>,
 }
 
+/// How long an engine may take to give memory back: it does so between two passes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Tells the engines of a device what they may have now, those first that are to have less. Waits until they have given it back, which an engine
 /// does between two passes.
 pub(super) async fn settle(shared: &Shared, device: DeviceId) {
@@ -58,8 +68,11 @@ pub(super) async fn settle(shared: &Shared, device: DeviceId) {
     let (less, more): (Vec<Change>, Vec<Change>) = changes.into_iter().partition(|change| change.bytes < change.bound.load(Relaxed));
     for Change { bound, bytes, process } in less.into_iter().chain(more) {
         bound.store(bytes, Relaxed);
-        if let Some(process) = process {
-            process.bound(bytes).await;
+        // One that hangs is ended by who watches it; until then the others must not stand still. It hears it before anything else that it is asked.
+        if let Some(process) = process
+            && timeout(PATIENCE, process.bound(bytes)).await.is_err()
+        {
+            tracing::warn!("an engine has not given memory back for {} s, and the next one begins all the same", PATIENCE.as_secs());
         }
     }
 }
@@ -68,6 +81,7 @@ pub(super) async fn settle(shared: &Shared, device: DeviceId) {
 pub(super) async fn enter(shared: &Shared, device: DeviceId, (process, bound): (&Process, &Bound), publish: impl FnOnce()) {
     let Some(turn) = shared.rooms.get(device.0 as usize) else { return publish() };
     let _turn = turn.lock().await;
+    // It has no job yet that could keep it from answering.
     process.bound(bound.load(Relaxed)).await;
     publish();
 }
@@ -76,9 +90,15 @@ fn changes(shared: &Shared, device: DeviceId) -> Vec<Change> {
     let Some(place) = shared.options.places.get(device.0 as usize) else { return Vec::new() };
     let board = shared.board();
     let engines: Vec<_> = board.engines.iter().filter(|(_, engine)| engine.numbers.device == device).collect();
-    let plans: Vec<Plan> = engines.iter().map(|(id, engine)| plan(&board, **id, &engine.need, engine.numbers.lane)).collect();
+    let mut trunks = BTreeSet::new();
+    let plan = |(id, engine): &(&EngineId, &Engine)| {
+        let is_client = engine.numbers.lane == Lane::Mps && matches!(place.device, DeviceChoice::Cuda(_));
+        let has_weights = !is_client || trunks.insert(engine.numbers.trunk);
+        plan(&board, **id, (&engine.need, has_weights), engine.numbers.lane)
+    };
+    let plans: Vec<Plan> = engines.iter().map(plan).collect();
     let told = engines.iter().zip(shares(place.memory_bytes, &plans));
-    let change = |((_, engine), bytes): (&(&EngineId, &super::engines::Engine), u64)| {
+    let change = |((_, engine), bytes): (&(&EngineId, &Engine), u64)| {
         let change = Change { bound: engine.bound.clone(), bytes, process: engine.process() };
         (engine.bound.load(Relaxed) != bytes).then_some(change)
     };
@@ -86,14 +106,15 @@ fn changes(shared: &Shared, device: DeviceId) -> Vec<Change> {
 }
 
 /// As the schedule reckons: the adapters of all its jobs, and the largest activations.
-fn plan(board: &Board, id: EngineId, need: &Need, lane: Lane) -> Plan {
+fn plan(board: &Board, id: EngineId, (need, has_weights): (&Need, bool), lane: Lane) -> Plan {
     let jobs = || board.running.values().filter(|run| run.engine == id).map(|run| &run.numbers);
     // Of an engine that is being started the first job may not be there yet.
     let adapters = jobs().map(|job| job.adapter_bytes).fold(0, u64::saturating_add);
     let activations = jobs().map(|job| job.activation_bytes).max().unwrap_or(0);
     let first = need.first.adapter_bytes.saturating_add(need.first.activation_bytes);
     let jobs_bytes = adapters.saturating_add(activations).max(if jobs().next().is_none() { first } else { 0 });
-    Plan { fixed_bytes: need.fixed_bytes, buffer_bytes: need.own_bytes.saturating_add(jobs_bytes), takes_more: lane != Lane::Mps }
+    let fixed_bytes = need.fixed_bytes - if has_weights { 0 } else { need.weight_bytes };
+    Plan { fixed_bytes, buffer_bytes: need.own_bytes.saturating_add(jobs_bytes), takes_more: lane != Lane::Mps }
 }
 
 #[cfg(test)]
