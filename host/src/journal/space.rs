@@ -3,7 +3,7 @@
 //! Never lets one tenant's jobs take all of it; what finds no room costs the job's being kept, never the job.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -19,10 +19,45 @@ const SNAPSHOTS_AT_ONCE: usize = 4;
 /// The room.
 pub(crate) struct Space {
     disk_bytes_max: u64,
-    /// Of each job with a journal: whose it is, and bytes.
-    held: Mutex<BTreeMap<String, (Option<u128>, u64)>>,
+    held: Mutex<Held>,
     waiting: Mutex<u64>,
     snapshots: Arc<Semaphore>,
+}
+
+/// What journals take of the disk.
+#[derive(Default)]
+struct Held {
+    /// Of each job with a journal: whose it is, where that is known, and bytes.
+    jobs: BTreeMap<String, (Option<u128>, u64)>,
+    all: u64,
+    tenants: BTreeMap<u128, u64>,
+}
+
+impl Held {
+    fn of(&self, tenant: u128) -> u64 {
+        self.tenants.get(&tenant).copied().unwrap_or(0)
+    }
+
+    /// Forgets a job; whose it was, and its bytes.
+    fn remove(&mut self, job: &str) -> (Option<u128>, u64) {
+        let (tenant, bytes) = self.jobs.remove(job).unwrap_or_default();
+        self.all -= bytes;
+        if let Some(tenant) = tenant {
+            match self.of(tenant) - bytes {
+                0 => self.tenants.remove(&tenant),
+                rest => self.tenants.insert(tenant, rest),
+            };
+        }
+        (tenant, bytes)
+    }
+
+    fn insert(&mut self, job: &str, tenant: Option<u128>, bytes: u64) {
+        self.all += bytes;
+        if let Some(tenant) = tenant {
+            *self.tenants.entry(tenant).or_default() += bytes;
+        }
+        self.jobs.insert(job.to_owned(), (tenant, bytes));
+    }
 }
 
 /// One job's part of it.
@@ -39,14 +74,20 @@ impl Space {
         Self { disk_bytes_max, held: Mutex::default(), waiting: Mutex::default(), snapshots }
     }
 
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A journal of somebody's was found on the disk.
     pub(super) fn found(&self, job: &str, bytes: u64) {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(job.to_owned(), (None, bytes));
+        let mut held = self.held();
+        held.remove(job);
+        held.insert(job, None, bytes);
     }
 
     /// A journal is gone.
     pub(super) fn gone(&self, job: &str) {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(job);
+        self.held().remove(job);
     }
 
     pub(super) fn account(self: &Arc<Self>, job: &str, tenant: u128) -> Account {
@@ -57,17 +98,11 @@ impl Space {
 impl Account {
     /// The job's journal is to have so many bytes on the disk; whether there is room for them. Less than it had is always right.
     pub(super) fn hold(&self, bytes: u64) -> bool {
-        let mut held = self.space.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = held.get(&self.job).map_or(0, |(_, bytes)| *bytes);
-        let others = |is_counted: &dyn Fn(&Option<u128>) -> bool| -> u64 {
-            held.iter().filter(|(job, (of, _))| **job != self.job && is_counted(of)).map(|(_, (_, bytes))| *bytes).sum()
-        };
-        let (all, own) = (others(&|_| true), others(&|of| *of == Some(self.tenant)));
-        let most = self.space.disk_bytes_max;
-        let has_room = bytes <= before || (all.saturating_add(bytes) <= most && own.saturating_add(bytes) <= most / OF_ONE);
-        if has_room {
-            held.insert(self.job.clone(), (Some(self.tenant), bytes));
-        }
+        let (mut held, most) = (self.space.held(), self.space.disk_bytes_max);
+        let (_, before) = held.remove(&self.job);
+        let own = held.of(self.tenant);
+        let has_room = bytes <= before || (held.all.saturating_add(bytes) <= most && own.saturating_add(bytes) <= most / OF_ONE);
+        held.insert(&self.job, Some(self.tenant), if has_room { bytes } else { before });
         has_room
     }
 
