@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 
 use crate::books::Books;
-use crate::cli::{AuditMode, Cli, DataMode, Mode, ModelMode};
+use crate::cli::{AuditMode, BenchMode, Cli, DataMode, Mode, ModelMode};
 use crate::client::ServiceEnv;
 use crate::cuda::DeviceEnv;
 use crate::error::{Ending, user};
@@ -39,7 +39,7 @@ pub struct Surroundings {
 /// # Errors
 /// See [`crate::error`]: the user's, or ours.
 pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyhow::Result<Ending> {
-    // Processes that this program starts itself: they have no data folder, and no environment to look for one in.
+    // Processes that this program starts itself have no data folder, and no environment to look for one in; others look at files alone.
     match &cli.mode {
         Mode::Guest(args) => return guest::serve_guests(args).map(|()| Ending::Done),
         Mode::Compile(args) => return guest::serve_compile(args, out).map(|()| Ending::Done),
@@ -47,6 +47,11 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
         // The data folder is the service's.
         Mode::Client(mode) => return client::run(surroundings, mode, out),
         Mode::Openapi => return serve::openapi(out).map(|()| Ending::Done),
+        Mode::Bench(mode) => match &**mode {
+            BenchMode::Merge { reports, out: into } => return bench::merge(surroundings.paths, reports, into, out),
+            BenchMode::Compare { a, b, tolerance } => return bench::compare(surroundings.paths, (a, b), *tolerance, out),
+            _ => {}
+        },
         _ => {}
     }
     if let Mode::Audit(AuditMode::Job(args)) = &cli.mode

@@ -94,7 +94,9 @@ mod tests {
     #[test]
     fn numbers_are_the_nearest_floats_and_stay_them() {
         for text in ["1e-34", "2222222222222222222222222222222222222222222222222", "3e-4", "0.1", "1.7976931348623157e308", "5e-324"] {
-            let (Value::Number(number), right) = (set(&format!("rate={text}")).value, text.parse::<f64>().unwrap()) else { panic!("{text}") };
+            let (Value::Number(number), right) = (set(&format!("rate={text}")).value, text.parse::<f64>().unwrap()) else {
+                panic!("{text}")
+            };
             assert_eq!(number.as_f64().unwrap().to_bits(), right.to_bits(), "{text}");
             let again: f64 = serde_json::from_str(&number.to_string()).unwrap();
             assert_eq!(again.to_bits(), right.to_bits(), "{text} as {number}");

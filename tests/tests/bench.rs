@@ -102,6 +102,10 @@ fn reports_are_compared_and_a_slower_one_is_named() {
     write(&b, &slower);
     let (a, b) = (a.to_str().unwrap(), b.to_str().unwrap());
     host.ok(["bench", "compare", a, a]);
+    // Two files are all that it needs.
+    let elsewhere = host.path("no data here");
+    host.ok(["--data-dir", elsewhere.to_str().unwrap(), "bench", "compare", a, a]);
+    assert!(!elsewhere.exists());
     let refused = host.refused(2, ["bench", "compare", a, b]);
     assert!(refused.contains("slower by more than 5 %: fused"), "{refused}");
     host.ok(["bench", "compare", b, a]);

@@ -77,7 +77,7 @@ pub(crate) fn run(
         }
         BenchMode::Audit { folder, device } => audit::audit((store, surroundings), data_dir, (folder, *device), out),
         BenchMode::Merge { reports, out: into } => merge(surroundings.paths, reports, into, out),
-        BenchMode::Compare { a, b, tolerance } => hold_against(surroundings.paths, (a, b), *tolerance, out),
+        BenchMode::Compare { a, b, tolerance } => compare(surroundings.paths, (a, b), *tolerance, out),
     }
 }
 
@@ -273,7 +273,11 @@ fn setting(work: &Work, args: &BenchArgs, model: &OpenModel, device: String) -> 
     })
 }
 
-fn hold_against(paths: Paths, (a, b): (&Path, &Path), tolerance: f64, out: &mut dyn Write) -> anyhow::Result<Ending> {
+/// Holds measurement B against A.
+///
+/// # Errors
+/// The user's: a file is no report, or B is slower.
+pub(crate) fn compare(paths: Paths, (a, b): (&Path, &Path), tolerance: f64, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let changes = compare::compare(&files::read(paths, a)?, &files::read(paths, b)?, tolerance)?;
     tell(&changes.iter().map(compare::Change::line).collect::<Vec<_>>(), out)?;
     let slower: Vec<&str> = changes.iter().filter(|change| change.is_regression).map(|change| change.arm.as_str()).collect();
@@ -281,7 +285,10 @@ fn hold_against(paths: Paths, (a, b): (&Path, &Path), tolerance: f64, out: &mut 
 }
 
 /// Puts measurements side by side in one report.
-fn merge(paths: Paths, reports: &[PathBuf], into: &Path, out: &mut dyn Write) -> anyhow::Result<Ending> {
+///
+/// # Errors
+/// The user's: a file is no report, or `into` is there.
+pub(crate) fn merge(paths: Paths, reports: &[PathBuf], into: &Path, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let mut measurements: Vec<Measurement> = Vec::new();
     for path in reports {
         for measured in files::read(paths, path)?.measurements {
