@@ -7,8 +7,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Files that the host, or the format of an adapter, has in the same folders.
-const RESERVED: [&str; 11] = [
+/// Files and folders that the host, or the format of an adapter, has in the same folders.
+const RESERVED: [&str; 12] = [
     "receipt.json",
     "losses.jsonl",
     "held_out.jsonl",
@@ -20,6 +20,7 @@ const RESERVED: [&str; 11] = [
     "adapter_config.json",
     "adapter_model.safetensors",
     "readme.md",
+    "inputs",
 ];
 
 /// 1 to 64 letters, digits, `-`, `_` and `.` (ASCII), beginning with a letter, a digit or `_`, ending with no dot, and no name of a file that

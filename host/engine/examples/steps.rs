@@ -279,7 +279,7 @@ fn bench(name: &str, options: CudaOptions) -> Bench {
     let model = model(name);
     let engine = |device| {
         let options = Options {
-            rows_max: rows_max(widest(&model)),
+            rows_max: rows_max(widest(&model), model.num_attention_heads * model.head_dim),
             kept_bytes_max: 100 << 30,
             trunk_cache_bytes: 0,
             trunk_cache_host_bytes: 0,

@@ -32,11 +32,12 @@ impl Brought {
     /// # Errors
     /// Ours: it cannot be read.
     pub(super) fn component(&self, digest: Digest) -> anyhow::Result<Option<Vec<u8>>> {
-        let mut found = self.component.clone();
-        if found.is_none() && self.inputs.is_file(COMPONENT) {
-            found = Some(self.inputs.read(COMPONENT).context("reading a component that was sent")?);
+        let is_it = |bytes: &Vec<u8>| Digest::of(bytes) == digest;
+        let given = self.component.clone().filter(is_it);
+        if given.is_some() || !self.inputs.is_file(COMPONENT) {
+            return Ok(given);
         }
-        Ok(found.filter(|bytes| Digest::of(bytes) == digest))
+        Ok(Some(self.inputs.read(COMPONENT).context("reading a component that was sent")?).filter(is_it))
     }
 
     /// The data set of this digest, and how many rows it has, if it is there.

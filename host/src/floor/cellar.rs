@@ -25,8 +25,8 @@ use crate::run::rows::Rows;
 use crate::store::Store;
 use crate::sweep::Point;
 
-/// What the driver and the libraries take of a card for one engine process, beside what is planned.
-const RESERVE_BYTES: u64 = 2 << 30;
+/// What the driver, the libraries and operations on their way take of a card for one engine process, beside what is planned.
+const RESERVE_BYTES: u64 = 3 << 30;
 
 /// What an engine process takes of a device that is neither weights nor buffers.
 pub(super) fn reserve_bytes(device: DeviceChoice) -> u64 {

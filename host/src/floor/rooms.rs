@@ -13,7 +13,6 @@ use tokio::time::timeout;
 use super::Shared;
 use super::board::Board;
 use super::engines::Engine;
-use crate::cli::DeviceChoice;
 use crate::engine::Process;
 
 /// An engine's need of memory.
@@ -67,11 +66,12 @@ pub(super) async fn settle(shared: &Shared, device: DeviceId) {
     let changes = changes(shared, device);
     let (less, more): (Vec<Change>, Vec<Change>) = changes.into_iter().partition(|change| change.bytes < change.bound.load(Relaxed));
     for Change { bound, bytes, process } in less.into_iter().chain(more) {
-        bound.store(bytes, Relaxed);
-        // One that hangs is ended by who watches it; until then the others must not stand still. It hears it before anything else that it is asked.
+        let before = bound.swap(bytes, Relaxed);
+        // One that hangs is ended by who watches it; until then the others must not stand still. It is told again the next time.
         if let Some(process) = process
             && timeout(PATIENCE, process.bound(bytes)).await.is_err()
         {
+            bound.store(before, Relaxed);
             tracing::warn!("an engine has not given memory back for {} s, and the next one begins all the same", PATIENCE.as_secs());
         }
     }
@@ -92,8 +92,8 @@ fn changes(shared: &Shared, device: DeviceId) -> Vec<Change> {
     let engines: Vec<_> = board.engines.iter().filter(|(_, engine)| engine.numbers.device == device).collect();
     let mut trunks = BTreeSet::new();
     let plan = |(id, engine): &(&EngineId, &Engine)| {
-        let is_client = engine.numbers.lane == Lane::Mps && matches!(place.device, DeviceChoice::Cuda(_));
-        let has_weights = !is_client || trunks.insert(engine.numbers.trunk);
+        let shares = engine.numbers.lane == Lane::Mps && place.shares_weights;
+        let has_weights = !shares || trunks.insert(engine.numbers.trunk);
         plan(&board, **id, (&engine.need, has_weights), engine.numbers.lane)
     };
     let plans: Vec<Plan> = engines.iter().map(plan).collect();

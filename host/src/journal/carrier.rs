@@ -3,6 +3,7 @@
 //! Never answers a call otherwise than before, and never drops one: what cannot be answered is held until the attempt is over.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use nodus_protocol::frame::{decode, encode};
 use nodus_protocol::{Answer, Command, Digest, EngineError, ErrorKind, Inbox, JobState, Reply, Request};
@@ -16,6 +17,9 @@ use super::keeper::Keeper;
 use super::past::Past;
 use super::record::frame;
 use super::scribe::{Ask, Fault, Last, News, Tally, Terms};
+
+/// When a snapshot that finds no room in memory is tried again.
+const LATER: Duration = Duration::from_secs(1);
 
 /// A call that the engine answered.
 struct Answered {
@@ -261,8 +265,13 @@ impl Carrier {
     }
 
     async fn snapshot_now(&mut self, is_last: bool) {
-        // Those of other jobs may be on their way to the disk: so many are in memory at once.
-        let room = self.keeper.room_for_snapshot().await;
+        // Those of other jobs may be on their way to the disk: so many are in memory at once. A job that goes on does not stand still for them: their
+        // engines may take long.
+        let room = if is_last { self.keeper.room_for_snapshot().await } else { self.keeper.room_for_snapshot_now() };
+        if room.is_none() {
+            self.due = Instant::now() + LATER.min(self.terms.every);
+            return;
+        }
         match self.terms.engine.call(Command::Snapshot { job: self.terms.job }).await {
             Ok(Reply::State(state)) => {
                 self.kept = self.next;

@@ -66,6 +66,7 @@ impl Keeper {
             account: account.clone(),
             snapshot_bytes,
             waiting: Vec::new(),
+            charged: 0,
             is_failing: false,
             is_given_up: is_given_up.clone(),
         };
@@ -102,6 +103,11 @@ impl Keeper {
         self.account.snapshot().await
     }
 
+    /// The same where it is there at once.
+    pub(super) fn room_for_snapshot_now(&self) -> Option<OwnedSemaphorePermit> {
+        self.account.snapshot_now()
+    }
+
     /// Whether the job is not kept any more.
     pub(super) fn is_given_up(&self) -> bool {
         self.is_given_up.load(Relaxed)
@@ -128,6 +134,8 @@ struct Desk {
     snapshot_bytes: u64,
     /// Frames that are not in the file.
     waiting: Vec<u8>,
+    /// How many of their bytes all journals together were told of.
+    charged: u64,
     is_failing: bool,
     is_given_up: Arc<AtomicBool>,
 }
@@ -140,10 +148,6 @@ impl Desk {
             }
             match word {
                 Word::Frame(frame, permit) => {
-                    if !self.account.wait(frame.len() as u64) {
-                        self.give_up("too much waits for the disk");
-                        continue;
-                    }
                     self.waiting.extend_from_slice(&frame);
                     self.replies += 1;
                     drop((frame, permit));
@@ -163,7 +167,7 @@ impl Desk {
             }
         }
         self.flush();
-        self.account.waited(self.waiting.len() as u64);
+        self.account.waited(self.charged);
     }
 
     fn snapshot(&mut self, calls: u64, state: &JobState) -> anyhow::Result<()> {
@@ -192,7 +196,7 @@ impl Desk {
         match self.write() {
             Ok(()) => {
                 self.good += self.waiting.len() as u64;
-                self.account.waited(self.waiting.len() as u64);
+                self.account.waited(std::mem::take(&mut self.charged));
                 self.waiting.clear();
                 self.waiting.shrink_to(BATCH_BYTES);
                 self.is_failing = false;
@@ -203,6 +207,13 @@ impl Desk {
                 }
                 // What is half-written takes room, and would be cut off anyway.
                 drop(self.file.set_len(self.good));
+                // Only what the disk did not take counts: on one that writes, no reply is too long for it.
+                let more = self.waiting.len() as u64 - self.charged;
+                if !self.account.wait(more) {
+                    self.give_up("too much waits for the disk");
+                    return false;
+                }
+                self.charged += more;
             }
         }
         if self.good > REPLIES_BYTES_MAX || self.replies > REPLIES_MAX || self.waiting.len() > WAITING_BYTES_MAX {
@@ -224,7 +235,7 @@ impl Desk {
         let (bytes, replies) = (self.good + self.waiting.len() as u64, self.replies);
         tracing::warn!(bytes, replies, "a job's journal is not kept any more, {why}: interrupted, the job will begin anew");
         self.is_given_up.store(true, Relaxed);
-        self.account.waited(self.waiting.len() as u64);
+        self.account.waited(std::mem::take(&mut self.charged));
         self.waiting = Vec::new();
         let empty = || -> io::Result<()> {
             for entry in self.dir.entries()? {

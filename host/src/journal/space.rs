@@ -119,6 +119,11 @@ impl Account {
         *self.space.waiting.lock().unwrap_or_else(PoisonError::into_inner) -= bytes;
     }
 
+    /// The same where it is there at once.
+    pub(super) fn snapshot_now(&self) -> Option<OwnedSemaphorePermit> {
+        self.space.snapshots.clone().try_acquire_owned().ok()
+    }
+
     /// Room in memory for a snapshot on its way to the disk.
     pub(super) async fn snapshot(&self) -> Option<OwnedSemaphorePermit> {
         self.space.snapshots.clone().acquire_owned().await.ok()

@@ -155,6 +155,8 @@ impl Mps {
         }
         let output = child.wait_with_output().with_context(|| format!("asking {CONTROL}"))?;
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        // One that was killed says nothing of the daemon.
+        anyhow::ensure!(output.status.code().is_some(), "{CONTROL} ended with {} before it answered `{words}`", output.status);
         if !output.status.success() {
             return Err(Gone(format!("asked `{words}`, {CONTROL} ended with {}: {}", output.status, one_line(&said, 200))).into());
         }

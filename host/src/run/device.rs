@@ -12,7 +12,7 @@ use nodus_engine::{Counts, Engine, EngineHandle, JobBytes, Options};
 use nodus_kernels::cpu::CpuDevice;
 use nodus_kernels::cuda::{CudaDevice, Launching, WeightSharing, rows_max};
 use nodus_kernels::{Device as _, DeviceError};
-use nodus_protocol::{Client, Digest, EngineError, JobSlot, TrunkSlot};
+use nodus_protocol::{Client, Digest, EngineError, JobSlot, Module, TrunkSlot};
 use nodus_sandbox::services::{Text, Trunk};
 
 use super::choice::Chosen;
@@ -94,7 +94,8 @@ impl Device {
                 let unshared = if maker.is_some() { WeightSharing::Make } else { WeightSharing::Own };
                 device.hold_weights(given.map_or(unshared, WeightSharing::Given)).context("taking weights that others hold")?;
                 let quarter = rig.buffer_bytes_max.min(device.free_bytes()) / 4;
-                let rows_max = rows_max(models.values().map(|model| widest(&model.config)).max().unwrap_or(0));
+                let rows = |model: &&OpenModel| rows_max(widest(&model.config), model.config.module_out(Module::QProj));
+                let rows_max = models.values().map(rows).min().unwrap_or(0);
                 let usual = Options { rows_max, kept_bytes_max: quarter, trunk_cache_bytes: quarter, ..Options::default() };
                 let mut device = Self::launch(device, &models, options(rig.args, usual), maker)?;
                 device.beside = chosen.driver();

@@ -21,7 +21,7 @@ use super::plan::{Key, Plan};
 use super::programs::Kernels;
 use super::record::Recorder;
 use super::shared::{Shelf, WeightSharing};
-use super::staging::Staging;
+use super::staging::{ATTENTION_BYTES, Staging};
 use super::tables::{RowTables, TableCache};
 use super::verdict::GateReport;
 use crate::{DType, DeviceError, Layout, Use};
@@ -74,8 +74,8 @@ pub struct CudaDevice {
 /// Bytes of a row's part in the tables of a layout, at most.
 const ROWS_TABLE_BYTES: usize = 5;
 
-/// Bytes of scratch that are kept free: a chunk's logits in float32, their gradient, and what is added up of its product.
-const SCRATCH_BYTES: usize = 5 * head::LOGITS_BYTES / 2;
+/// Bytes of scratch that are kept free: a chunk's logits in float32, their gradient, and what is added up of its product; what attention adds up.
+const SCRATCH_BYTES: usize = 5 * head::LOGITS_BYTES / 2 + ATTENTION_BYTES;
 
 /// How elements of a buffer are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

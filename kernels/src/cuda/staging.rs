@@ -24,11 +24,15 @@ const ROW_TABLES: usize = 256;
 /// Elements of an array that products are checked with.
 const ELEMENTS_MAX: usize = 1 << 31;
 
-/// Rows that a pass on a card can have, padding included, where its widest activation has so many columns: what its tables and its products
-/// can hold. How many fit into memory is the pass's plan to say.
+/// Bytes of the gradients of keys and values by query head, which attention's backward pass adds up: no plan of a pass has them.
+pub(super) const ATTENTION_BYTES: usize = 1 << 30;
+
+/// Rows that a pass on a card can have, padding included, where its widest activation and its queries have so many columns: what its tables, its
+/// products and attention's own memory can hold. How many fit into memory is the pass's plan to say.
 #[must_use]
-pub fn rows_max(widest: usize) -> usize {
-    (ELEMENTS_MAX / widest.max(1)).min(TABLE_BYTES / ROW_TABLES / size_of::<u32>()) / ROW_ALIGN * ROW_ALIGN
+pub fn rows_max(widest: usize, queries: usize) -> usize {
+    let attention = ATTENTION_BYTES / (2 * size_of::<f32>() * queries.max(1));
+    (ELEMENTS_MAX / widest.max(1)).min(TABLE_BYTES / ROW_TABLES / size_of::<u32>()).min(attention) / ROW_ALIGN * ROW_ALIGN
 }
 
 /// Tables for operations, at the same places in every pass: a pinned copy and one on the card, in step.
@@ -178,10 +182,11 @@ mod tests {
 
     #[test]
     fn a_pass_fits_its_tables_and_its_products() {
-        assert_eq!(rows_max(2 * 14_336), 65_536, "its tables are what bounds it");
-        assert_eq!(rows_max(2 * 28_672), 37_376, "its products are");
+        assert_eq!(rows_max(2 * 5632, 2048), 65_536, "its tables are what bounds it");
+        assert_eq!(rows_max(2 * 28_672, 2048), 37_376, "its products are");
+        assert_eq!(rows_max(2 * 14_336, 4096), 32_768, "its attention is");
         for widest in [0, 1, 7, 4096, 1 << 24] {
-            let rows = rows_max(widest);
+            let rows = rows_max(widest, 64);
             assert!(rows.is_multiple_of(ROW_ALIGN) && rows * widest <= ELEMENTS_MAX && 1024 * rows <= TABLE_BYTES, "{widest}: {rows}");
         }
     }

@@ -286,7 +286,9 @@ pub(super) fn moves<D: Device>(run: &mut Run<'_, D>) -> Done {
 /// Of a vocabulary, and of some so large that a device may go about a row otherwise.
 pub(super) fn head_loss<D: Device>(run: &mut Run<'_, D>) -> Done {
     let rows = &run.scene.labelled;
-    for (width, vocabulary) in [(run.sizes.width(), run.sizes.vocabulary), (8, 32_003), (8, 66_203), (8, 140_003)] {
+    for (width, vocabulary) in
+        [(run.sizes.width(), run.sizes.vocabulary), (8, 32_003), (8, 50_003), (8, 66_203), (8, 140_003), (8, 170_003)]
+    {
         let head = run.weight(&[vocabulary, width], 1)?;
         let x = run.over(rows, Use::Activation, width, 2)?;
         let (mut losses, mut dx) = (run.over(rows, Use::State, 1, 3)?, run.over(rows, Use::Activation, width, 4)?);
