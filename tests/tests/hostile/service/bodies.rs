@@ -94,5 +94,5 @@ fn n33_bodies_that_are_not_what_they_say_are_refused_and_leave_nothing() {
         assert!(began.elapsed() < std::time::Duration::from_secs(120), "{} temporary files are left", left());
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    scene.assert_sound();
+    scene.assert_sound(&server);
 }

@@ -66,5 +66,5 @@ fn n47_a_token_opens_what_is_its_tenants_and_nothing_else_says_more() {
     }
     // Nothing of it did anything.
     assert_eq!(server.job(&scene.a, &job)["state"], "succeeded");
-    scene.assert_sound();
+    scene.assert_sound(&server);
 }

@@ -3,9 +3,9 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use nodus_tests::{Server, children};
+use nodus_tests::children;
 
-use super::{NEIGHBOUR, Scene};
+use super::{Held, NEIGHBOUR, Scene};
 use crate::entries;
 
 /// Long enough to be met half-way.
@@ -18,7 +18,7 @@ fn n27_a_device_that_is_lost_takes_nobodys_result_along() {
     let alone = scene.alone("alone", &LONG);
     let server = scene.serve(&[]);
     scene.assert_as_alone(&server, &scene.b, &scene.sft(&server, &scene.b, &NEIGHBOUR)[0], &scene.alone("short", &NEIGHBOUR));
-    let before = descriptors(&server);
+    let before = Held::by(&server).descriptors;
 
     let (attacker, neighbour) = (scene.sft(&server, &scene.a, &LONG).remove(0), scene.sft(&server, &scene.b, &LONG).remove(0));
     server.steps(&scene.a, &attacker, 20);
@@ -46,18 +46,11 @@ fn n27_a_device_that_is_lost_takes_nobodys_result_along() {
     assert_eq!(children(server.pid(), "engine").len(), 1, "one engine, and no other that nobody ended");
 
     let began = Instant::now();
-    while descriptors(&server) > before {
-        assert!(began.elapsed() < Duration::from_secs(20), "{} descriptors before, {} now", before, descriptors(&server));
+    while Held::by(&server).descriptors > before {
+        assert!(began.elapsed() < Duration::from_secs(20), "{} descriptors before, {} now", before, Held::by(&server).descriptors);
         std::thread::sleep(Duration::from_millis(100));
     }
-    scene.assert_sound();
-}
-
-/// Open sockets and pipes of the control process: what it has of other processes. (Files are its database's, which it opens as it needs them.)
-fn descriptors(server: &Server) -> usize {
-    let all = std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap();
-    let is_of_others = |to: std::path::PathBuf| ["socket:", "pipe:"].iter().any(|kind| to.to_string_lossy().starts_with(kind));
-    all.filter(|entry| entry.as_ref().is_ok_and(|entry| std::fs::read_link(entry.path()).is_ok_and(is_of_others))).count()
+    scene.assert_sound(&server);
 }
 
 #[test]
@@ -77,5 +70,5 @@ fn n28_who_fills_the_device_takes_nothing_from_who_has_a_place_on_it() {
     let waits = server.wait(&scene.a, &giant, |job| job["reason"].is_string());
     assert!(waits["reason"].as_str().unwrap().starts_with("will not start: needs "), "{waits}");
     server.ok(&scene.a, &["cancel", &giant]);
-    scene.assert_sound();
+    scene.assert_sound(&server);
 }

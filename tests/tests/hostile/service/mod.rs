@@ -7,10 +7,12 @@ mod credentials;
 mod faults;
 mod queue;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use nodus_tests::{Host, Server, assert_same, contents, guest, told_guest};
+use nodus_tests::{Host, Server, assert_same, children, contents, guest, told_guest};
 use serde_json::Value;
 
 use crate::{COMPANY, entries};
@@ -23,7 +25,34 @@ struct Scene {
     host: Host,
     a: String,
     b: String,
+    /// What the service held when it had just begun.
+    fresh: Cell<Held>,
 }
+
+/// What the control process holds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    /// Open sockets and pipes: what it has of other processes. (Files are its database's, which it opens as it needs them.)
+    descriptors: usize,
+    resident_kib: u64,
+}
+
+impl Held {
+    fn by(server: &Server) -> Self {
+        let all = std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap();
+        let is_of_others = |to: std::path::PathBuf| ["socket:", "pipe:"].iter().any(|kind| to.to_string_lossy().starts_with(kind));
+        let descriptors =
+            all.filter(|entry| entry.as_ref().is_ok_and(|entry| std::fs::read_link(entry.path()).is_ok_and(is_of_others))).count();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+        let resident = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        Self { descriptors, resident_kib: resident.split_whitespace().nth(1).unwrap().parse().unwrap() }
+    }
+}
+
+/// Sockets and pipes that the control process has of one child, at most.
+const OF_A_CHILD: usize = 6;
+/// What it may keep in memory beyond what it began with, whatever was tried: pages of its database, arenas of its threads (a thousand jobs: 66 MiB).
+const KEPT_KIB: u64 = 96 << 10;
 
 impl Scene {
     /// With these quotas of the attacker's.
@@ -31,11 +60,13 @@ impl Scene {
         let host = Host::with_llama();
         let (a, b) = (host.tenant("a", quotas), host.tenant("b", &[]));
         host.ok(["data", "put", host.path("tokens.jsonl").to_str().unwrap(), "--name", "tokens"]);
-        Self { host, a, b }
+        Self { host, a, b, fresh: Cell::default() }
     }
 
     fn serve(&self, more: &[&str]) -> Server {
-        Server::start(&self.host, &[&["--device", "cpu"], more].concat())
+        let server = Server::start(&self.host, &[&["--device", "cpu"], more].concat());
+        self.fresh.set(Held::by(&server));
+        server
     }
 
     /// Submits a component of the tenant's; the ids of the jobs.
@@ -92,8 +123,17 @@ impl Scene {
         usage["usage"][what].as_u64().unwrap_or_else(|| panic!("{what}: {usage}"))
     }
 
-    /// Rows, blobs, receipts and ledger agree.
-    fn assert_sound(&self) {
+    /// Rows, blobs, receipts and ledger agree, and the service holds no more than it began with and what its children take.
+    fn assert_sound(&self, server: &Server) {
+        let (began, fresh) = (Instant::now(), self.fresh.get());
+        let within = |held: &Held| {
+            let all = ["engine", "guest", "compile"].iter().map(|verb| children(server.pid(), verb).len()).sum::<usize>();
+            held.descriptors <= fresh.descriptors + OF_A_CHILD * all && held.resident_kib <= fresh.resident_kib + KEPT_KIB
+        };
+        while !within(&Held::by(server)) {
+            assert!(began.elapsed() < Duration::from_secs(20), "{fresh:?} at first, {:?} now", Held::by(server));
+            std::thread::sleep(Duration::from_millis(100));
+        }
         self.host.ok(["state", "fsck", "--deep"]);
         crate::assert_device_is_empty(&self.host);
     }

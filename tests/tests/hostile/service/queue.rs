@@ -39,7 +39,7 @@ fn n42_a_thousand_jobs_of_one_tenant_delay_anothers_by_one() {
         assert!(began.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(50));
     }
-    scene.assert_sound();
+    scene.assert_sound(&server);
 }
 
 /// There is no pool of instances to exhaust: a job needs a place on the device and one of its tenant's, and waits for either.
@@ -68,7 +68,7 @@ fn n43_who_has_no_place_waits_and_is_told_for_what() {
     assert_eq!(server.ended(&scene.a, &second)["state"], "succeeded");
     assert_eq!(server.ended(&scene.b, waiting)["state"], "succeeded");
     scene.assert_as_alone(&server, &scene.b, &scene.sft(&server, &scene.b, &NEIGHBOUR)[0], &alone);
-    scene.assert_sound();
+    scene.assert_sound(&server);
 }
 
 #[test]
@@ -101,5 +101,5 @@ fn n45_a_start_that_fails_gives_back_what_was_set_aside_for_it() {
     server.ended(&scene.a, &holding);
     // And still there is room for one that is as it should be.
     scene.assert_as_alone(&server, &scene.a, &scene.sft(&server, &scene.a, &NEIGHBOUR)[0], &alone);
-    scene.assert_sound();
+    scene.assert_sound(&server);
 }
