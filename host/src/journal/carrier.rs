@@ -301,6 +301,9 @@ impl Carrier {
 
     /// Tells how far it is; wakes those who wait only where that is news to them.
     fn tell(&mut self) {
+        if self.past.is_read() {
+            self.keeper.read();
+        }
         let (is_over, tally) = (self.past.is_over(), self.tally);
         let is_news = self.teller.send_if_modified(|news| {
             news.tally = tally;
