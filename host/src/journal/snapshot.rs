@@ -15,7 +15,7 @@ use crate::store::sync_dir;
 
 const PREFIX: &str = "snapshot-";
 /// What is being made.
-const NEW: &str = "new";
+pub(super) const NEW: &str = "new";
 const DIGEST_BYTES: usize = 32;
 
 /// The bytes of one.
@@ -63,6 +63,15 @@ pub(super) fn write(dir: &Dir, calls: u64, bytes: &[u8], sizes: &mut BTreeMap<u6
         older.remove();
     }
     Ok(())
+}
+
+/// Removes those of more calls.
+///
+/// # Errors
+/// What the operating system says.
+pub(super) fn cut(dir: &Dir, calls: u64) -> io::Result<()> {
+    let after = all(dir).map_err(io::Error::other)?.into_iter().filter(|of| *of > calls);
+    after.into_iter().try_for_each(|of| dir.remove_file(name(of)))
 }
 
 /// The latest that can be used: whole, of this identity, and of no more calls than the journal has.

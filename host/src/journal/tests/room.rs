@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nodus_protocol::frame::encode;
-use nodus_protocol::{Digest, EngineError, Reply, TrunkSlot};
+use nodus_protocol::{Client, Digest, EngineError, Reply, TrunkSlot};
 
 use super::super::book::Book;
 use super::super::keeper::Keeper;
 use super::super::record::frame;
 use super::super::shelf::bytes_of;
 use super::super::space::Space;
-use super::super::{Scribe, Terms, call as calling};
+use super::super::{Scribe, Shelf, Terms, call as calling};
 use super::{CALLS, Flaw, JOB, NEVER, account, call, calls, engine, kept, open, refusal};
 
 #[tokio::test]
@@ -98,4 +98,33 @@ async fn the_count_of_a_journals_room_is_what_it_takes() {
         assert_eq!(space.held_by("job"), bytes_of(&dir).unwrap(), "attempt {attempt}");
         assert_eq!(dir.entries().unwrap().count(), 3, "replies and two snapshots");
     }
+}
+
+/// What a job did after a moment is forgotten, in whatever order it was answered.
+#[tokio::test]
+async fn a_journal_that_is_cut_has_the_first_calls_and_no_others() {
+    let data = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+    let shelf = Shelf::open(&data, Space::new(1 << 30)).unwrap();
+    let begin = |engine: &Client| {
+        let terms = Terms { engine: engine.clone(), job: JOB, trunk: TrunkSlot(0), cohort: None, every: NEVER };
+        Scribe::start(terms, shelf.book("job", 1, Digest::of(b"class")).unwrap())
+    };
+    let (first, _) = engine(Flaw::None);
+    let scribe = begin(&first);
+    let made = scribe.calls();
+    let expected = calls(&scribe, 0..5).await;
+    assert_eq!(made.made(), 5);
+    calls(&scribe, 5..8).await;
+    scribe.checkpoint().await;
+    scribe.end().await;
+    shelf.cut("job", 5).unwrap();
+    shelf.cut("another", 5).unwrap();
+    // What comes next may be another call than before.
+    let (second, _) = engine(Flaw::None);
+    let scribe = begin(&second);
+    assert_eq!(calls(&scribe, 0..5).await, expected);
+    assert!(scribe.is_caught_up());
+    assert!(calls(&scribe, 9..10).await[0].starts_with("Ok"));
+    assert_eq!((scribe.fault(), scribe.tally().repeated), (None, 5), "the snapshot was of later");
+    scribe.end().await;
 }
