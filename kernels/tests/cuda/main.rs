@@ -10,6 +10,7 @@
 
 mod compile;
 mod exact;
+mod memory;
 mod twins;
 
 use std::path::PathBuf;
