@@ -4,25 +4,22 @@
 //! itself, cannot see it.
 
 use super::device::CudaDevice;
-use super::plan::Choice;
 use super::{Precision, verdict::Agreement};
 use crate::cpu::CpuDevice;
-use crate::exercise::{Results, Sequences, Sizes, difference, exercise, names};
+use crate::exercise::{Sequences, Sizes, difference, exercise, names};
 use crate::{AttentionShape, DeviceError};
 
 /// Several tiles of rows and of keys, none of which is full.
 const SEQUENCES: Sequences<'static> = Sequences { anchors: &[130, 17], before: &[2], after: &[] };
 
-/// Operations that products are part of; those run by the fixed-tile kernel too, which stands in for cuBLASLt's.
-const OF_PRODUCTS: [&str; 3] = ["linear", "together", "head_loss"];
-
-/// What rounding explains, as [`difference`] measures it, three times over at least. bf16 has eight bits: each of the few roundings on the way to a
-/// result is up to 2^-9 (0.2 %) off; float32 sums of thousands are some units of 6e-8 off. What was found on cards stands in NOTES.md. One row that
-/// is wrong among the 147 is 8e-2, a tile of 16 of them 0.3, and a number of the size of the others 0.2 or more.
+/// What rounding explains, as [`difference`] measures it, several times over. bf16 has eight bits: each of the few roundings on the way to a result is up
+/// to 2^-9 (2e-3) off, and 9e-3 is the most that was found on cards for any operation of any shape; float32 sums of thousands are some units of 6e-8 off, 1e-5
+/// at most where exponentials are made of them. What is wrong is further off: one row of the 147 is 8e-2, a tile of 16 of them 0.3, and a number of the size
+/// of the others 0.2 or more.
 pub(super) fn tolerance(precision: Precision) -> f64 {
     match precision {
-        Precision::F32 => 2e-5,
-        Precision::Bf16 => 1.5e-2,
+        Precision::F32 => 2e-4,
+        Precision::Bf16 => 3e-2,
     }
 }
 
@@ -32,22 +29,16 @@ pub(super) fn sizes(attention: AttentionShape) -> Sizes {
 }
 
 impl CudaDevice {
-    /// Runs every operation with heads of these shapes beside the CPU device: the largest difference of each.
+    /// Runs every operation with heads of these shapes beside the CPU device: the largest difference of each. Products that are not planned go by the
+    /// fixed-tile kernel, which the gate compares the planned ones with.
     ///
     /// # Errors
     /// `Failed` where one is further off than rounding explains, with the names of all that are; a failed device, or too little memory.
     pub(super) fn agreements(&mut self, heads: &[AttentionShape]) -> Result<Vec<Agreement>, DeviceError> {
-        let mut twin = CpuDevice::new(std::thread::available_parallelism().map_or(1, usize::from))?;
-        let mut found: Vec<Agreement> = names().into_iter().map(Agreement::none).collect();
-        for sizes in heads.iter().copied().map(sizes) {
-            let expected: Vec<Results> =
-                (0..found.len()).map(|operation| exercise(&mut twin, operation, sizes, SEQUENCES)).collect::<Result<_, _>>()?;
-            self.compare(sizes, &expected, &mut found, |_| true)?;
-            let planned: Vec<_> = self.plan.choices().map(|(key, _)| key).collect();
-            planned.into_iter().for_each(|key| self.plan.set(key, Choice::Own));
-            self.compare(sizes, &expected, &mut found, |name| OF_PRODUCTS.contains(&name))?;
-        }
-        let most = tolerance(self.precision);
+        self.plans_fixed_tiles = true;
+        let found = self.compare(heads);
+        self.plans_fixed_tiles = false;
+        let (found, most) = (found?, tolerance(self.precision));
         let wrong: Vec<String> = found.iter().filter(|agreement| agreement.difference() > most).map(ToString::to_string).collect();
         if wrong.is_empty() {
             return Ok(found);
@@ -58,25 +49,22 @@ impl CudaDevice {
         )))
     }
 
+    fn compare(&mut self, heads: &[AttentionShape]) -> Result<Vec<Agreement>, DeviceError> {
+        let mut twin = CpuDevice::new(std::thread::available_parallelism().map_or(1, usize::from))?;
+        let mut found: Vec<Agreement> = names().into_iter().map(Agreement::none).collect();
+        for sizes in heads.iter().copied().map(sizes) {
+            for (operation, agreement) in found.iter_mut().enumerate() {
+                let expected = exercise(&mut twin, operation, sizes, SEQUENCES)?;
+                agreement.add(difference(&exercise(self, operation, sizes, SEQUENCES)?, &expected));
+            }
+        }
+        Ok(found)
+    }
+
     /// Puts a kernel in the place of another that takes the same parameters, and writes no more: what is computed is wrong for everybody alike.
     #[cfg(feature = "broken-kernel")]
     #[doc(hidden)]
     pub fn misplace(&mut self, kernel: &'static str, by: &'static str) {
         self.kernels.misplace(kernel, by);
-    }
-
-    fn compare(
-        &mut self,
-        sizes: Sizes,
-        expected: &[Results],
-        found: &mut [Agreement],
-        wanted: impl Fn(&str) -> bool,
-    ) -> Result<(), DeviceError> {
-        for (operation, (agreement, expected)) in found.iter_mut().zip(expected).enumerate() {
-            if wanted(agreement.operation) {
-                agreement.add(difference(&exercise(self, operation, sizes, SEQUENCES)?, expected));
-            }
-        }
-        Ok(())
     }
 }

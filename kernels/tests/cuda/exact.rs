@@ -27,7 +27,7 @@ fn the_gate_passes() {
         let report = device.prove(&[SIZES.attention]).unwrap().clone();
         println!("{precision:?}\n{report}");
         assert!(report.passed(), "{report}");
-        assert!(report.agreements.iter().all(|agreement| agreement.billionths > 0 || agreement.operation == "embed"), "{report}");
+        assert!(report.furthest().is_some_and(|furthest| furthest.billionths > 0), "{report}");
         assert_eq!(report.products.len(), before.choices().count());
         assert_eq!(&before, device.plan(), "no product had to be replaced");
         // The plan survives its text and is taken by a device opened with it.
@@ -39,6 +39,19 @@ fn the_gate_passes() {
         assert!(device.unproven().is_empty());
         drop(weight(&mut device, 72, 40).unwrap());
         assert_eq!(device.unproven().len(), 5);
+    }
+}
+
+/// The check beside the CPU device holds at the widths of the largest models that are used here, far from its bound.
+#[test]
+fn the_check_holds_at_the_widths_of_large_models() {
+    for (precision, bound) in [(Precision::F32, 1e-4), (Precision::Bf16, 1.5e-2)] {
+        let Some(mut device) = open("the_check_holds_at_the_widths_of_large_models", precision) else { return };
+        for (heads, kv_heads, head_dim) in [(32, 4, 64), (32, 8, 128)] {
+            let report = device.gate(&[AttentionShape { heads, kv_heads, head_dim, window: None }]).unwrap();
+            println!("{precision:?} {heads} heads {head_dim} wide\n{report}");
+            assert!(report.passed() && report.furthest().is_some_and(|furthest| furthest.difference() < bound), "{report}");
+        }
     }
 }
 
@@ -271,7 +284,8 @@ fn a_broken_kernel_that_treats_all_alike_is_named() {
     for precision in PRECISIONS {
         let Some(mut device) = open("a_broken_kernel_that_treats_all_alike_is_named", precision) else { return };
         device.misplace("gather", "scatter_add");
-        let error = device.prove(&[SIZES.attention]).unwrap_err().to_string();
+        // What was found of the kernels in their own places is not what is asked for.
+        let error = device.gate(&[SIZES.attention]).unwrap_err().to_string();
         assert!(error.contains("add, gather, scatter_add differs by") && !error.contains("rope"), "{error}");
         assert!(device.verdict().is_none() && !device.unproven().is_empty());
     }
