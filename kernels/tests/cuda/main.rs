@@ -11,6 +11,7 @@
 mod beside;
 mod compile;
 mod exact;
+mod memory;
 mod twins;
 
 use std::path::PathBuf;
