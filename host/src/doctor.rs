@@ -97,6 +97,7 @@ fn gate(paths: Paths, data_dir: &Path, precision: Precision, folders: &[String])
         let report = device.prove(&[GATE_HEADS])?.clone();
         let (cases, what) = (report.cases(), format!("{precision:?}").to_lowercase());
         let mut lines = vec![format!("  exactness gate in {what}: {} ({cases} comparisons)", report.verdict())];
+        lines.extend(report.furthest().map(|furthest| format!("  beside the CPU in {what}: {furthest}, no operation by more")));
         lines.push(format!("  device class in {what}"));
         lines.extend(device.class(&GATE_MATRICES).iter().map(|(name, value)| format!("    {name:<18} {value}")));
         Ok(lines)

@@ -173,16 +173,14 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 3 : WIDE <= 128 ? 2 : 1) attentio
         store_head<WIDE / 8>(p.dv, dv, one, real, row + base, p.dv_pitch, head);
         return;
     }
+    // Two neighbours at a time: four lanes fill 32 bytes.
 #pragma unroll
-    for (int j = 0; j < WIDE / 8; j++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            u32 column = j * 8 + acc_col(i);
-            if (!real[i / 2] || column >= HEAD_DIM) continue;
-            u64 to = ((u64)(row + base + acc_row(i)) * p.heads + head) * HEAD_DIM + column;
-            p.dk_parts[to] = dk[j][i];
-            p.dv_parts[to] = dv[j][i];
-        }
+    for (int i = 0; i < 4; i += 2) {
+        if (!real[i / 2]) continue;
+        u64 to = ((u64)(row + base + acc_row(i)) * p.heads + head) * HEAD_DIM;
+        store_parts<WIDE / 8>(p.dk_parts + to, dk, i);
+        store_parts<WIDE / 8>(p.dv_parts + to, dv, i);
+    }
 }
 #else
 KERNEL __launch_bounds__(THREADS) attention_dq(PARAMS Attention p) {

@@ -174,3 +174,17 @@ __device__ __forceinline__ void store_head(
         }
     }
 }
+
+// Of what a warp accumulated for 16 rows of a head, that row's of accumulators `i` and `i + 1`, in float32.
+template <int NB> __device__ __forceinline__ void store_parts(float* to, const float (&acc)[NB][4], int i) {
+#pragma unroll
+    for (int j = 0; j < NB; j++) {
+        u32 column = j * 8 + acc_col(i);
+        if (HEAD_DIM % 2 == 0) {
+            if (column < HEAD_DIM) *(float2*)(to + column) = make_float2(acc[j][i], acc[j][i + 1]);
+        } else {
+            if (column < HEAD_DIM) to[column] = acc[j][i];
+            if (column + 1 < HEAD_DIM) to[column + 1] = acc[j][i + 1];
+        }
+    }
+}

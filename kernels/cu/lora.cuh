@@ -74,14 +74,6 @@ __device__ __forceinline__ void load_narrow(float (&w)[8], const float* from, u3
     }
 }
 
-// Chunks whose loads are in flight together. float32 is for correctness: one, and short code. So it is with dropout, whose code is long: the
-// kernels that know it are apart, and run where any group of a call drops anything.
-#if NODUS_BF16
-#define UNROLL(DROP) (DROP ? 1 : 4)
-#else
-#define UNROLL(DROP) 1
-#endif
-
 // Eight neighbours as they are stored: what is fetched ahead takes no more registers than bytes.
 struct Eight {
     uint4 words[sizeof(act) / 2];
@@ -90,6 +82,34 @@ __device__ __forceinline__ void hold(Eight& held, const act* from) {
 #pragma unroll
     for (int i = 0; i < sizeof(act) / 2; i++) held.words[i] = ((const uint4*)from)[i];
 }
+
+// The same where widths are multiples of eight and rows of A begin at multiples of 16 bytes, without a branch.
+template <bool BY_ROWS>
+__device__ __forceinline__ void load_even(float (&w)[8], const float* from, u32 n, u32 count, u32 rank, u32 k, u32 inner) {
+    bool real = n < count && k < inner;
+    if (BY_ROWS) {
+        const float4* at = (const float4*)(from + (real ? (u64)n * inner + k : 0));
+        float4 low = make_float4(0, 0, 0, 0), high = low;
+        if (real) low = at[0], high = at[1];
+        w[0] = low.x, w[1] = low.y, w[2] = low.z, w[3] = low.w, w[4] = high.x, w[5] = high.y, w[6] = high.z, w[7] = high.w;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; i++) w[i] = real ? from[(u64)(k + i) * rank + n] : 0.0f;
+    }
+}
+
+#if NODUS_BF16
+// acc (16 rows x 8) += x w for 32 inner elements, of which a lane holds eight of two rows, and of one column of w.
+__device__ __forceinline__ void multiply(float (&acc)[4], const Eight (&x)[2], const float (&w)[8]) {
+    uint4 low = x[0].words[0], high = x[1].words[0];
+    u32 a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 b[2] = {pack(w[4 * i], w[4 * i + 1]), pack(w[4 * i + 2], w[4 * i + 3])};
+        mma(acc, a[i], b);
+    }
+}
+#endif
 
 #define SHRINK_BLOCKS 4 // of 8 ranks, of any modules
 #define SHRINK_THREADS 512
@@ -135,12 +155,13 @@ template <bool FORWARD, bool DROP, int BLOCKS> __device__ __forceinline__ void s
     u32 wide = FORWARD ? p.wide : p.modules[blockIdx.z].wide, pitch = FORWARD ? p.wide : p.modules[blockIdx.z].pitch;
     const float* narrow[BLOCKS];
     u32 count[BLOCKS], rank[BLOCKS];
-    bool any = false, eight = pitch % 8 == 0 && wide % 8 == 0 && (u64)x_rows % 16 == 0;
+    bool any = false, eight = pitch % 8 == 0 && wide % 8 == 0 && (u64)x_rows % 16 == 0, aligned = true;
 #pragma unroll
     for (int j = 0; j < BLOCKS; j++) {
         u32 first = all[j].first;
         count[j] = all[j].count, rank[j] = all[j].rank, any |= count[j] > 0;
         narrow[j] = all[j].narrow + (FORWARD ? (u64)first * wide : first);
+        aligned &= !FORWARD || count[j] == 0 || (u64)narrow[j] % 16 == 0;
     }
     if (!any) return;
 #if NODUS_BF16
@@ -148,63 +169,84 @@ template <bool FORWARD, bool DROP, int BLOCKS> __device__ __forceinline__ void s
 #else
     float acc[BLOCKS][2][8] = {};
 #endif
-#pragma unroll UNROLL(DROP)
-    for (u32 k = warp * 32 + t * 8; k < (wide + 31) / 32 * 32; k += WARPS * 32) {
-        Eight x[2];
+    u32 begin = warp * 32 + t * 8;
+    constexpr u32 STRIDE = WARPS * 32;
+#if NODUS_BF16
+    if (!DROP && eight && aligned) {
+        // Two chunks' loads are under way together: nothing branches between them. Past the end zeros are added.
+                constexpr int AHEAD = 2;
+        for (u32 k = begin; k < (wide + 31) / 32 * 32; k += AHEAD * STRIDE) {
+            Eight x[AHEAD][2];
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            u32 r = g + half * 8;
-            const act* from = x_rows + (u64)r * pitch + k;
-            x[half] = {};
-            if (eight && r < rows && k < wide) hold(x[half], from);
-            if (eight || r >= rows) continue;
-            float v[8];
-#pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = k + i < wide ? to_float(from[i]) : 0.0f;
-            save<8>((act*)&x[half], v);
-        }
-#pragma unroll
-        for (int j = 0; j < BLOCKS; j++) {
-            if (count[j] == 0) continue;
-            float w[8];
-            load_narrow<FORWARD>(w, narrow[j], g, count[j], rank[j], k, wide);
-            Eight d[2] = {x[0], x[1]};
-            if constexpr (DROP) {
-                const Group* group = groups + all[j].module * p.count;
+            for (int n = 0; n < AHEAD; n++)
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    u32 r = g + half * 8;
-                    if (r >= rows || !(group->probability > 0)) continue;
-                    float v[8];
-                    load<8>((const act*)&d[half], v);
-                    dropout<8>(v, group->key, tile.sequence, p.positions[row + r], k, group->probability);
-                    save<8>((act*)&d[half], v);
+                    x[n][half] = {};
+                    if (g + half * 8 < rows && k + n * STRIDE < wide) hold(x[n][half], x_rows + (u64)(g + half * 8) * pitch + k + n * STRIDE);
                 }
+#pragma unroll
+            for (int j = 0; j < BLOCKS; j++) {
+                if (count[j] == 0) continue;
+                float w[AHEAD][8];
+#pragma unroll
+                for (int n = 0; n < AHEAD; n++) load_even<FORWARD>(w[n], narrow[j], g, count[j], rank[j], k + n * STRIDE, wide);
+#pragma unroll
+                for (int n = 0; n < AHEAD; n++) multiply(acc[j], x[n], w[n]);
             }
-#if NODUS_BF16
-            uint4 low = d[0].words[0], high = d[1].words[0];
-            u32 a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                u32 b[2] = {pack(w[4 * i], w[4 * i + 1]), pack(w[4 * i + 2], w[4 * i + 3])};
-                mma(acc[j], a[i], b);
-            }
-#else
-            float v[2][8];
-            load<8>((const act*)&d[0], v[0]);
-            load<8>((const act*)&d[1], v[1]);
-            // Column n's elements are with the lanes whose g is n.
-#pragma unroll
-            for (int n = 0; n < 8; n++)
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    float value = __shfl_sync(0xffffffffu, w[i], n * 4 + t);
-                    acc[j][0][n] = fmaf(v[0][i], value, acc[j][0][n]);
-                    acc[j][1][n] = fmaf(v[1][i], value, acc[j][1][n]);
-                }
-#endif
         }
-    }
+    } else
+#endif
+#pragma unroll 1
+        for (u32 k = begin; k < (wide + 31) / 32 * 32; k += STRIDE) {
+            Eight x[2];
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                u32 r = g + half * 8;
+                const act* from = x_rows + (u64)r * pitch + k;
+                x[half] = {};
+                if (eight && r < rows && k < wide) hold(x[half], from);
+                if (eight || r >= rows) continue;
+                float v[8];
+#pragma unroll
+                for (int i = 0; i < 8; i++) v[i] = k + i < wide ? to_float(from[i]) : 0.0f;
+                save<8>((act*)&x[half], v);
+            }
+#pragma unroll
+            for (int j = 0; j < BLOCKS; j++) {
+                if (count[j] == 0) continue;
+                float w[8];
+                load_narrow<FORWARD>(w, narrow[j], g, count[j], rank[j], k, wide);
+                Eight d[2] = {x[0], x[1]};
+                if constexpr (DROP) {
+                    const Group* group = groups + all[j].module * p.count;
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        u32 r = g + half * 8;
+                        if (r >= rows || !(group->probability > 0)) continue;
+                        float v[8];
+                        load<8>((const act*)&d[half], v);
+                        dropout<8>(v, group->key, tile.sequence, p.positions[row + r], k, group->probability);
+                        save<8>((act*)&d[half], v);
+                    }
+                }
+#if NODUS_BF16
+                multiply(acc[j], d, w);
+#else
+                float v[2][8];
+                load<8>((const act*)&d[0], v[0]);
+                load<8>((const act*)&d[1], v[1]);
+                // Column n's elements are with the lanes whose g is n.
+#pragma unroll
+                for (int n = 0; n < 8; n++)
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        float value = __shfl_sync(0xffffffffu, w[i], n * 4 + t);
+                        acc[j][0][n] = fmaf(v[0][i], value, acc[j][0][n]);
+                        acc[j][1][n] = fmaf(v[1][i], value, acc[j][1][n]);
+                    }
+#endif
+            }
+        }
 #pragma unroll
     for (int j = 0; j < BLOCKS; j++) {
 #if NODUS_BF16

@@ -50,8 +50,92 @@ struct Both {
     float narrow[2][4]; // ranks g and g + 8, the rows of Wide
 };
 
-// A warp a patch, so that a block has four neighbouring ones. Both sides stay in registers, as in lora.cuh, and those of the next 16 rows are
-// under way meanwhile: block j's column n stands for column 8 n + j of the patch.
+// Where a lane's elements of both sides are.
+struct Sides {
+    const act* wide; // at its eight columns
+    const float* narrow; // at its rank
+    u32 pitch, s_width, column, columns, ranks;
+    bool drops;
+};
+
+// 16 rows of a tile from `before` on. EVEN: rows begin at multiples of 16 bytes; between loads there is no branch then.
+template <bool DROP, bool EVEN>
+__device__ __forceinline__ void fetch(Both& both, const Lora& p, const Sides& sides, const Group& group, const Rows& tile, u32 before) {
+    u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        u32 r = before + t * 2 + k % 2 + k / 2 * 8;
+        u64 row = tile.row + r;
+        bool real = r < tile.valid;
+        const act* from = sides.wide + row * sides.pitch;
+        uint4& to = both.wide.rows[k];
+        to = make_uint4(0, 0, 0, 0);
+        if constexpr (EVEN) {
+            if (real && sides.column < sides.columns) to = *(const uint4*)from;
+        } else if (real) {
+            float v[8];
+#pragma unroll
+            for (int c = 0; c < 8; c++) v[c] = sides.column + c < sides.columns ? to_float(from[c]) : 0.0f;
+            save<8>((act*)&to, v);
+        }
+        if (DROP && real && sides.drops) {
+            float v[8];
+            load<8>((const act*)&to, v);
+            dropout<8>(v, group.key, tile.sequence, p.positions[row], sides.column, group.probability);
+            save<8>((act*)&to, v);
+        }
+        const float* s = sides.narrow + row * sides.s_width;
+        both.narrow[0][k] = real && g < sides.ranks ? s[0] : 0.0f;
+        both.narrow[1][k] = real && g + 8 < sides.ranks ? s[8] : 0.0f;
+    }
+}
+
+// acc[j] (16 ranks x 8 columns, every eighth of 64 from j on) += the two sides' product over 16 rows.
+__device__ __forceinline__ void multiply(float (&acc)[8][4], const Both& both) {
+    const float(&n)[2][4] = both.narrow;
+    u32 a[4] = {pack(n[0][0], n[0][1]), pack(n[1][0], n[1][1]), pack(n[0][2], n[0][3]), pack(n[1][2], n[1][3])};
+    u32 words[4][4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        const uint4& w = both.wide.rows[k];
+        words[k][0] = w.x, words[k][1] = w.y, words[k][2] = w.z, words[k][3] = w.w;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        u32 first[2] = {even(words[0][j], words[1][j]), even(words[2][j], words[3][j])};
+        u32 second[2] = {odd(words[0][j], words[1][j]), odd(words[2][j], words[3][j])};
+        mma(acc[2 * j], a, first);
+        mma(acc[2 * j + 1], a, second);
+    }
+}
+
+// All rows of a piece, in order; the next 16 are under way meanwhile.
+template <bool DROP, bool EVEN>
+__device__ __forceinline__ void walk(float (&acc)[8][4], const Lora& p, const Sides& sides, const Group& group, const Piece& piece) {
+    for (u32 i = piece.first_tile; i < piece.end_tile; i++) {
+        Rows tile = p.tiles[i];
+        if constexpr (!EVEN) {
+#pragma unroll 1
+            for (u32 before = 0; before < tile.valid; before += 16) {
+                Both rows;
+                fetch<DROP, EVEN>(rows, p, sides, group, tile, before);
+                multiply(acc, rows);
+            }
+            continue;
+        }
+        Both first, second;
+        fetch<DROP, EVEN>(first, p, sides, group, tile, 0);
+        for (u32 before = 0; before < tile.valid; before += 32) {
+            fetch<DROP, EVEN>(second, p, sides, group, tile, before + 16);
+            multiply(acc, first);
+            if (before + 32 < tile.valid) fetch<DROP, EVEN>(first, p, sides, group, tile, before + 32);
+            multiply(acc, second);
+        }
+    }
+}
+
+// A warp a patch, so that a block has four neighbouring ones. Both sides stay in registers, as in lora.cuh: block j's column n stands for column
+// 8 n + j of the patch.
 template <bool DROP> __device__ __forceinline__ void gradient(const Lora& p) {
     u32 slot = blockIdx.x * WARPS + threadIdx.x / 32;
     Piece piece = p.pieces[blockIdx.y];
@@ -61,67 +145,16 @@ template <bool DROP> __device__ __forceinline__ void gradient(const Lora& p) {
     const Group& group = p.groups[patch.module * p.count + piece.group];
     u32 rank = blockIdx.z * CHUNK, all = group.rank;
     if (rank >= all) return;
-    u32 ranks = min(all - rank, (u32)CHUNK), g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, column = patch.column + g * 8;
-    const act* wide_side = (patch.a ? p.x : module.y) + column;
-    const float* narrow_side = (patch.a ? module.ds : module.s) + rank + g;
-    u32 pitch = patch.a ? p.wide : module.pitch, s_width = module.s_width;
-    bool eight = (patch.wide | pitch) % 8 == 0 && (u64)wide_side % 16 == 0, inside = column < patch.wide;
-    auto fetch = [&](Both& both, const Rows& tile, u32 before) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            u32 r = before + t * 2 + k % 2 + k / 2 * 8;
-            u64 row = tile.row + r;
-            bool real = r < tile.valid;
-            const act* from = wide_side + row * pitch;
-            uint4& to = both.wide.rows[k];
-            to = make_uint4(0, 0, 0, 0);
-            if (eight && real && inside) to = *(const uint4*)from;
-            if (!eight && real) {
-                float v[8];
-#pragma unroll
-                for (int c = 0; c < 8; c++) v[c] = column + c < patch.wide ? to_float(from[c]) : 0.0f;
-                save<8>((act*)&to, v);
-            }
-            if (DROP && real && patch.a && group.probability > 0) {
-                float v[8];
-                load<8>((const act*)&to, v);
-                dropout<8>(v, group.key, tile.sequence, p.positions[row], column, group.probability);
-                save<8>((act*)&to, v);
-            }
-            const float* s = narrow_side + row * s_width;
-            both.narrow[0][k] = real && g < ranks ? s[0] : 0.0f;
-            both.narrow[1][k] = real && g + 8 < ranks ? s[8] : 0.0f;
-        }
-    };
+    u32 ranks = min(all - rank, (u32)CHUNK), g = threadIdx.x % 32 / 4, column = patch.column + g * 8;
+    Sides sides;
+    sides.wide = (patch.a ? p.x : module.y) + column;
+    sides.narrow = (patch.a ? module.ds : module.s) + rank + g;
+    sides.pitch = patch.a ? p.wide : module.pitch;
+    sides.s_width = module.s_width, sides.column = column, sides.columns = patch.wide, sides.ranks = ranks;
+    sides.drops = patch.a && group.probability > 0;
     float acc[8][4] = {};
-    auto multiply = [&](const Both& both) {
-        const float(&n)[2][4] = both.narrow;
-        u32 a[4] = {pack(n[0][0], n[0][1]), pack(n[1][0], n[1][1]), pack(n[0][2], n[0][3]), pack(n[1][2], n[1][3])};
-        u32 words[4][4];
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const uint4& w = both.wide.rows[k];
-            words[k][0] = w.x, words[k][1] = w.y, words[k][2] = w.z, words[k][3] = w.w;
-        }
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            u32 first[2] = {even(words[0][j], words[1][j]), even(words[2][j], words[3][j])};
-            u32 second[2] = {odd(words[0][j], words[1][j]), odd(words[2][j], words[3][j])};
-            mma(acc[2 * j], a, first);
-            mma(acc[2 * j + 1], a, second);
-        }
-    };
-    for (u32 i = piece.first_tile; i < piece.end_tile; i++) {
-        Rows tile = p.tiles[i];
-        Both even_rows, odd_rows;
-        fetch(even_rows, tile, 0);
-        for (u32 before = 0; before < tile.valid; before += 32) {
-            fetch(odd_rows, tile, before + 16);
-            multiply(even_rows);
-            if (before + 32 < tile.valid) fetch(even_rows, tile, before + 32);
-            multiply(odd_rows);
-        }
-    }
+    if ((patch.wide | sides.pitch) % 8 == 0 && (u64)sides.wide % 16 == 0) walk<DROP, true>(acc, p, sides, group, piece);
+    else walk<DROP, false>(acc, p, sides, group, piece);
     bool alone = group.parts == 1;
     float scale = patch.a ? 1.0f : group.scale, *part = part_at(p, blockIdx.y, slot, p.patches);
 #pragma unroll

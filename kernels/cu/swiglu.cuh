@@ -4,8 +4,8 @@
 #include "common.cuh"
 
 #ifdef NODUS_BROKEN_KERNEL
-// In a build that tests make: what a row gets depends on how many there are.
-__device__ __forceinline__ float sigmoid(float x) { return (1.0f + 1e-5f * gridDim.x) / (1.0f + expf(-x)); }
+// In a build that tests make: what a row gets depends on how many there are, by less than rounding explains.
+__device__ __forceinline__ float sigmoid(float x) { return (1.0f + 1e-8f * gridDim.x) / (1.0f + expf(-x)); }
 #elif NODUS_BF16
 // To some units in the last place of float32, far below bf16's: a division and an exponential to the last bit are half of a kernel's instructions.
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }

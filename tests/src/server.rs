@@ -37,6 +37,8 @@ impl Server {
         let mut command = Command::new(host());
         let address = url.rsplit_once('/').unwrap().1;
         command.args(["serve", "--listen", address]).args(more).env("NODUS_DATA_DIR", of.path("data"));
+        // Its memory is then what it holds, and not also what lies unused in the C library's heaps, of which each thread may have one.
+        command.env("MALLOC_ARENA_MAX", "1");
         let log = std::fs::OpenOptions::new().append(true).create(true).open(of.path("log")).unwrap();
         let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut line = String::new();

@@ -301,7 +301,7 @@ impl<D: Device> Engine<D> {
                 let slots: Vec<AdapterSlot> = self.adapters.keys().copied().filter(|slot| slot.job == *job).collect();
                 slots.into_iter().for_each(|slot| drop(self.uninstall(slot)));
                 self.counters.jobs().ended(*job);
-                self.residue.clear(&mut self.device).map(|()| Reply::Done).map_err(|error| to_job(&error))
+                self.residue.clear(|| self.device.forget_passes()).map(|()| Reply::Done).map_err(|error| to_job(&error))
             }
             // A pass on an adapter that is not there.
             Command::ForwardBackward { slot, .. } | Command::TrainStep { slot, .. } | Command::Evaluate { slot, .. } => {

@@ -137,12 +137,10 @@ impl<D: Device> Engine<D> {
         let keep = plan_pass(&self.device, trunk, &map, &members, self.options.kept_bytes_max)?;
         self.counters.forming_ns.fetch_add((self.clock)().saturating_sub(start_ns), Relaxed);
 
-        let owner = Owner::of(members.iter().map(|member| (member.slot.job, member.adapter.cohort)));
-        self.residue.before(&mut self.device, owner)?;
+        let owners = Owner::all(members.iter().map(|member| (member.slot.job, member.adapter.cohort)));
+        self.residue.before(owners, || self.device.forget_passes())?;
         let cuts = Cuts { cache: &self.cache, slots: &mut slots };
         let outcome = Pass::new(&mut self.device, trunk, &map, &mut members, cuts, &self.clock).run(&keep);
-        // Fails only where the device does, and then nothing that the pass did counts.
-        self.residue.after(&mut self.device)?;
         let outcome = match outcome {
             Ok(outcome) => outcome,
             Err(Failure { error, torn: false }) => return Err(error),

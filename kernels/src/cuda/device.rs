@@ -66,6 +66,8 @@ pub struct CudaDevice {
     pub(super) verdict: Option<GateReport>,
     /// Whether products run as the library likes, which depends on the number of rows.
     pub(super) unpinned: bool,
+    /// Whether products that are not planned are planned by the fixed-tile kernel, without asking the library.
+    pub(super) plans_fixed_tiles: bool,
     tables: TableCache,
     scratch: HashMap<&'static str, Block>,
     turn: usize,
@@ -184,6 +186,7 @@ impl CudaDevice {
             prepared: HashMap::new(),
             precision,
             unpinned: false,
+            plans_fixed_tiles: false,
             recorder: Recorder::new(),
             marks: Marks::new(&gpu)?,
             verdict: None,

@@ -4,14 +4,15 @@
 //! engine gives each job passes of its own.
 #![expect(unsafe_code, reason = "runs products")]
 
+use super::agreement;
 use super::blas::{self, Operands, logits_pitch};
-use super::device::{CudaDevice, Element};
+use super::device::{CudaDevice, Element, convert};
 use super::memory::{Block, Owner};
 use super::plan::{Choice, Key, Plan, Product, Slices};
 use super::verdict::{GateReport, ProductCheck, name};
 use super::{Precision, ROW_ALIGN, head, linear};
-use crate::exercise::{Independence, Sizes, independence};
-use crate::{AttentionShape, Device as _, DeviceError, Use};
+use crate::exercise::{Independence, Sizes, difference, independence};
+use crate::{AttentionShape, DType, Device as _, DeviceError, Use};
 
 use sha2::{Digest as _, Sha256};
 
@@ -120,9 +121,37 @@ impl Bench {
         }
         Ok(true)
     }
+
+    /// How far the anchor's rows alone are from what the fixed-tile kernel makes of them, which is compared with the CPU device's.
+    fn apart(&self, device: &mut CudaDevice) -> Result<f64, DeviceError> {
+        self.run(device, &self.solo, 1, 0, false)?;
+        let plan = device.plan.clone();
+        device.plan.set(self.key, Choice::Own);
+        let own = self.run(device, &self.fused, 1, 0, false);
+        device.plan = plan;
+        own?;
+        Ok(difference(&vec![self.numbers(device, &self.solo)?], &vec![self.numbers(device, &self.fused)?]))
+    }
+
+    /// The results of every eighth row of one tile, a step further in each eight, without what pads logits.
+    fn numbers(&self, device: &mut CudaDevice, block: &Block) -> Result<Vec<f32>, DeviceError> {
+        let width = if self.key.product == Product::Logits { self.key.outputs } else { self.out_width };
+        let from = if self.out_element == Element::F32 { DType::F32 } else { DType::BF16 };
+        let mut numbers = Vec::new();
+        for row in (0..self.parts * ROW_ALIGN).filter(|row| row % 8 == row / 8 % 8) {
+            let (first, mut read) = (numbers.len(), 0);
+            numbers.resize(first + width, 0.0);
+            device.staging.download(block, row * self.out_row, width * from.bytes(), |_, chunk| {
+                let count = chunk.len() / from.bytes();
+                convert(chunk, from, bytemuck::cast_slice_mut(&mut numbers[first + read..first + read + count]), Element::F32);
+                read += count;
+            })?;
+        }
+        Ok(numbers)
+    }
 }
 
-/// Compares the anchor's rows alone with the same rows among others; (cases, unequal).
+/// Compares the anchor's rows alone with the same rows among others, and with the fixed-tile kernel's; (cases, unequal).
 fn check(device: &mut CudaDevice, key: Key) -> Result<(usize, usize), DeviceError> {
     let most = match key.product {
         Product::Logits | Product::LogitsBackward | Product::LogitsBackwardRest => head::chunk_rows(key.outputs) / ROW_ALIGN,
@@ -132,6 +161,10 @@ fn check(device: &mut CudaDevice, key: Key) -> Result<(usize, usize), DeviceErro
     let bench = Bench::new(device, key, cases().map(|(tiles, _)| tiles).max().unwrap_or(1))?;
     let spare = device.pool.alloc(4, Owner::Device)?;
     let (mut count, mut unequal) = (0, 0);
+    if device.plan.get(key) != Some(Choice::Own) {
+        count += 1;
+        unequal += usize::from(bench.apart(device)? > agreement::tolerance(device.precision));
+    }
     let modes: &[bool] = if matches!(key.product, Product::Linear | Product::LinearBackward) { &[false, true] } else { &[false] };
     for accumulate in modes {
         bench.run(device, &bench.solo, 1, 0, *accumulate)?;
@@ -190,7 +223,7 @@ impl CudaDevice {
     /// this device class with this plan before. Run it before anything that must repeat: it may pin other products.
     ///
     /// # Errors
-    /// A failed device, or too little memory.
+    /// A failed device, one that computes something else than the CPU device, or too little memory.
     pub fn prove(&mut self, heads: &[AttentionShape]) -> Result<&GateReport, DeviceError> {
         let entry = self.gate_entry(heads);
         let recalled = self.kernels.compiler.recall(&entry).and_then(|text| GateReport::recalled(&String::from_utf8(text).ok()?));
@@ -214,7 +247,11 @@ impl CudaDevice {
     fn gate_entry(&self, heads: &[AttentionShape]) -> String {
         let matrices: Vec<_> = self.plan.choices().map(|(key, _)| (key.outputs, key.inputs)).collect();
         let class = self.class(&matrices).into_iter().filter(|(name, _)| name != "gate");
-        let text = format!("{:?} {CASES:?} {:?}", class.collect::<Vec<_>>(), heads.iter().copied().map(sizes).collect::<Vec<_>>());
+        let text = format!(
+            "{:?} {CASES:?} {:?}",
+            class.collect::<Vec<_>>(),
+            heads.iter().copied().map(|heads| (sizes(heads), agreement::sizes(heads))).collect::<Vec<_>>()
+        );
         format!("{}.gate", hex(&Sha256::digest(text)))
     }
 
@@ -230,13 +267,18 @@ impl CudaDevice {
         }
         // The operations bring weights of their own, whose products are no part of the plan that results are known by.
         let plan = self.plan.clone();
-        let operations = heads.iter().try_for_each(|heads| {
-            add(&mut report.operations, independence(self, sizes(*heads))?);
-            Ok::<(), DeviceError>(())
-        });
+        let operations = self.gate_operations(heads, &mut report);
         self.prepared.retain(|(key, _), _| plan.get(*key).is_some());
         self.plan = plan;
         operations.map(|()| report)
+    }
+
+    fn gate_operations(&mut self, heads: &[AttentionShape], report: &mut GateReport) -> Result<(), DeviceError> {
+        for heads in heads {
+            add(&mut report.operations, independence(self, sizes(*heads))?);
+        }
+        report.agreements = self.agreements(heads)?;
+        Ok(())
     }
 
     fn gate_product(&mut self, key: Key, choice: Choice) -> Result<ProductCheck, DeviceError> {

@@ -57,6 +57,11 @@ pub(super) const CLUSTER_BYTES: u32 = (PIECE_MAX * size_of::<f32>()) as u32;
 /// Rows that the blocks of a cluster do one after another; `ROWS` there.
 const CLUSTER_ROWS: usize = 4;
 
+/// Columns of a row that each block of a cluster has; the last has what is left.
+fn piece(pitch: usize, blocks: usize) -> usize {
+    pitch.div_ceil(blocks).next_multiple_of(8)
+}
+
 /// How the rows of a vocabulary are taken: by which kernel, how many by a group of how many blocks, and how many columns of a row a block has. Where
 /// blocks can hold a row between them and the card lets them read one another, it is read once.
 struct Rows {
@@ -69,11 +74,11 @@ struct Rows {
 
 impl Rows {
     fn of(device: &CudaDevice, pitch: usize) -> Self {
-        let piece = |blocks: usize| pitch.div_ceil(blocks).next_multiple_of(8);
-        let fits = CLUSTERS.into_iter().find(|(_, blocks, most)| piece(*blocks) <= *most);
+        let fits = CLUSTERS.into_iter().find(|(_, blocks, most)| piece(pitch, *blocks) <= *most);
         match fits.and_then(|(name, blocks, _)| Some((device.kernels.find(name)?, blocks))) {
             Some((kernel, blocks)) => {
-                Self { kernel, rows: CLUSTER_ROWS, blocks, piece: piece(blocks), shared: (piece(blocks) * size_of::<f32>()) as u32 }
+                let piece = piece(pitch, blocks);
+                Self { kernel, rows: CLUSTER_ROWS, blocks, piece, shared: (piece * size_of::<f32>()) as u32 }
             }
             None => Self { kernel: device.kernels.get("head_loss"), rows: 1, blocks: 1, piece: pitch, shared: 0 },
         }
@@ -189,7 +194,20 @@ pub(super) fn head_loss(
 
 #[cfg(test)]
 mod tests {
-    use super::chunk_rows;
+    use super::{CLUSTERS, PIECE_MAX, chunk_rows, logits_pitch, piece};
+
+    /// So no block waits for a copy of nothing, and none has padding alone, whose gradients would be made of no logits.
+    #[test]
+    fn every_block_of_a_cluster_has_columns_of_the_vocabulary() {
+        for vocabulary in 1..=8 * PIECE_MAX {
+            let pitch = logits_pitch(vocabulary);
+            let fits = CLUSTERS.into_iter().find(|(_, blocks, most)| piece(pitch, *blocks) <= *most);
+            let (name, blocks, most) = fits.unwrap();
+            let piece = piece(pitch, blocks);
+            assert!((blocks - 1) * piece < vocabulary && blocks * piece >= pitch, "{name} of {vocabulary}");
+            assert!(piece.is_multiple_of(8) && piece <= most && pitch - vocabulary < 8, "{name} of {vocabulary}");
+        }
+    }
 
     #[test]
     fn chunks_are_whole_tiles() {

@@ -59,6 +59,7 @@ pub(super) fn plan(device: &mut CudaDevice, outputs: usize, inputs: usize) -> Re
                     product.name()
                 )));
             }
+            None if device.plans_fixed_tiles => Choice::Own,
             None => choose(device, key)?,
         };
         device.plan.set(key, choice);

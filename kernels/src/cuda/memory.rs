@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::arena::{Arena, Chunk, chunk_bytes};
 use super::driver::{Address, Gpu};
 use super::shared::{Extent, Room, Shelf};
 use crate::{DeviceError, SharedWeights};
@@ -25,45 +26,21 @@ struct State {
     /// Zeroed blocks by size.
     free: BTreeMap<usize, Vec<Address>>,
     free_bytes: u64,
+    /// Of live buffers, and of those among them that are not of the arena.
     buffer_bytes: u64,
+    outside_bytes: u64,
     arena: Arena,
 }
 
-/// The memory of passes: what one pass is given is handed out from the start again in the next, so that a pass that asks for the same sizes in
-/// the same order finds them at the same addresses.
-#[derive(Debug, Default)]
-struct Arena {
-    chunks: Vec<Chunk>,
-    open: bool,
-    /// Blocks that are held.
-    live: usize,
-    /// Whether each pass finds it without a number in it.
-    is_poisoned: bool,
-}
-
-#[derive(Debug)]
-struct Chunk {
-    address: Address,
-    bytes: usize,
-    used: usize,
-    /// Bytes from its start that passes may have written since it was zeroed.
-    left: usize,
-}
-
-/// What the arena grows by at least.
-const CHUNK_BYTES: usize = 64 << 20;
-
-impl Arena {
-    /// A place for so many bytes; none where no chunk has room.
-    fn place(&mut self, bytes: usize) -> Option<Address> {
-        let chunk = self.chunks.iter_mut().find(|chunk| chunk.bytes - chunk.used >= bytes)?;
-        let address = chunk.address + chunk.used as u64;
-        chunk.used += bytes;
-        Some(address)
+impl State {
+    /// What buffers have of the card: those that live, what is kept for the next, and all of the arena, in use or not.
+    fn held_bytes(&self) -> u64 {
+        self.outside_bytes + self.free_bytes + self.arena.bytes()
     }
 
-    fn unused_bytes(&self) -> u64 {
-        self.chunks.iter().map(|chunk| (chunk.bytes - chunk.used) as u64).sum()
+    /// The part of it that no new buffer can have: amid a pass, places of buffers that were dropped are not handed out again.
+    fn taken_bytes(&self) -> u64 {
+        if self.arena.open { self.outside_bytes + self.arena.used_bytes() } else { self.buffer_bytes }
     }
 }
 
@@ -108,14 +85,15 @@ impl Pool {
     pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, owner: Owner) -> Result<Block, DeviceError> {
         let of_arena = owner == Owner::Buffer && self.state().arena.open;
         let size = size_class(bytes);
-        let left = self.buffer_bytes_max().saturating_sub(self.buffer_bytes());
+        let left = self.buffer_bytes_max().saturating_sub(self.state().taken_bytes());
         if owner == Owner::Buffer && size as u64 > left {
             return Err(DeviceError::OutOfMemory { needed_bytes: size as u64, free_bytes: left });
         }
-        let address = if of_arena { self.in_arena(size)? } else { self.outside(size)? };
+        let address = if of_arena { self.in_arena(size)? } else { self.outside(size, owner)? };
         let mut state = self.state();
         if owner == Owner::Buffer {
             state.buffer_bytes += size as u64;
+            state.outside_bytes += if of_arena { 0 } else { size as u64 };
         }
         state.arena.live += usize::from(of_arena);
         Ok(Block { pool: Arc::clone(self), address, bytes: size, owner, of_arena, extent: None })
@@ -139,7 +117,7 @@ impl Pool {
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner).close(&self.gpu)
     }
 
-    fn outside(&self, size: usize) -> Result<Address, DeviceError> {
+    fn outside(&self, size: usize, owner: Owner) -> Result<Address, DeviceError> {
         let kept = {
             let mut state = self.state();
             let kept = state.free.get_mut(&size).and_then(Vec::pop);
@@ -148,7 +126,14 @@ impl Pool {
             }
             kept
         };
-        kept.map_or_else(|| self.fresh(size), Ok)
+        match kept {
+            Some(address) => Ok(address),
+            None if owner == Owner::Device => self.fresh(size),
+            None => {
+                self.room(size)?;
+                self.fresh(size)
+            }
+        }
     }
 
     fn in_arena(&self, size: usize) -> Result<Address, DeviceError> {
@@ -156,13 +141,23 @@ impl Pool {
         if let Some(address) = placed {
             return Ok(address);
         }
-        let (address, bytes) = match self.fresh(size.max(CHUNK_BYTES)) {
-            Ok(address) => (address, size.max(CHUNK_BYTES)),
+        let most = chunk_bytes(size, self.room(size)?).unwrap_or(size);
+        let (address, bytes) = match self.fresh(most) {
+            Ok(address) => (address, most),
             Err(DeviceError::OutOfMemory { .. }) => (self.fresh(size)?, size),
             Err(other) => return Err(other),
         };
         self.state().arena.chunks.push(Chunk { address, bytes, used: size, left: 0 });
         Ok(address)
+    }
+
+    /// Bytes that buffers may still take of the card, at least `size`: where that lacks, what is kept goes back first.
+    fn room(&self, size: usize) -> Result<u64, DeviceError> {
+        let room = || self.buffer_bytes_max().saturating_sub(self.state().held_bytes());
+        if room() < size as u64 {
+            self.trim()?;
+        }
+        Some(room()).filter(|room| *room >= size as u64).ok_or(DeviceError::OutOfMemory { needed_bytes: size as u64, free_bytes: room() })
     }
 
     /// From here on buffers are those of a pass.
@@ -205,7 +200,6 @@ impl Pool {
     }
 
     fn fresh(&self, size: usize) -> Result<Address, DeviceError> {
-        self.keep_within(size as u64)?;
         let address = match self.gpu.malloc(size) {
             Err(DeviceError::OutOfMemory { .. }) => {
                 self.trim()?;
@@ -249,21 +243,16 @@ impl Pool {
         self.buffer_bytes_max.load(Relaxed)
     }
 
-    /// Buffers take no more than so many bytes from now on; what is kept for later beyond them goes back to the driver.
+    /// Buffers take no more than so many bytes from now on; what is kept for later beyond them goes back to the driver: others may have been promised
+    /// the card's memory.
     pub(crate) fn bound(&self, bytes: u64) -> Result<(), DeviceError> {
         self.buffer_bytes_max.store(bytes, Relaxed);
-        self.keep_within(0)
+        if self.held_bytes() > bytes { self.trim() } else { Ok(()) }
     }
 
-    /// Gives back what is kept, where that and `more` bytes would be beyond the bound: others may have been promised the card's memory.
-    fn keep_within(&self, more: u64) -> Result<(), DeviceError> {
-        let held = {
-            let state = self.state();
-            let arena: u64 = state.arena.chunks.iter().map(|chunk| chunk.bytes as u64).sum();
-            let arena = if state.arena.open { state.arena.unused_bytes() } else { arena };
-            state.buffer_bytes + state.free_bytes + arena
-        };
-        if held.saturating_add(more) > self.buffer_bytes_max() { self.trim() } else { Ok(()) }
+    /// What buffers have of the card, in use or kept for the next. Never more than the bound, unless buffers lived beyond it when it was set.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.state().held_bytes()
     }
 
     /// Bytes of live buffers.
@@ -275,9 +264,7 @@ impl Pool {
     pub(crate) fn available_bytes(&self, reserved: u64) -> u64 {
         let (kept, used) = {
             let state = self.state();
-            let arena: u64 = state.arena.chunks.iter().map(|chunk| chunk.bytes as u64).sum();
-            let arena = if state.arena.open { state.arena.unused_bytes() } else { arena };
-            (state.free_bytes + arena, state.buffer_bytes)
+            (state.held_bytes().saturating_sub(state.taken_bytes()), state.taken_bytes())
         };
         (self.gpu.free_bytes().unwrap_or(0) + kept).saturating_sub(reserved).min(self.buffer_bytes_max().saturating_sub(used))
     }
@@ -329,6 +316,7 @@ impl Drop for Block {
         let mut state = self.pool.state();
         if self.owner == Owner::Buffer {
             state.buffer_bytes -= self.bytes as u64;
+            state.outside_bytes -= self.bytes as u64;
         }
         // A block that could not be zeroed is never handed out again.
         if zeroed.is_ok() {
@@ -340,7 +328,22 @@ impl Drop for Block {
 
 #[cfg(test)]
 mod tests {
-    use super::size_class;
+    use super::{Arena, Chunk, State, size_class};
+
+    #[test]
+    fn what_a_pass_has_used_is_taken_until_it_ends() {
+        let chunk = |bytes| Chunk { address: 0, bytes, used: 0, left: 0 };
+        let arena = Arena { chunks: vec![chunk(1000), chunk(500)], open: true, ..Arena::default() };
+        let mut state = State { outside_bytes: 10, buffer_bytes: 10, free_bytes: 7, arena, ..State::default() };
+        for (bytes, live) in [(600, 600), (450, 450), (300, 0)] {
+            assert!(state.arena.place(bytes).is_some());
+            state.buffer_bytes += live;
+        }
+        assert!(state.arena.place(200).is_none());
+        assert_eq!((state.held_bytes(), state.taken_bytes()), (1517, 1360), "the third was dropped, and its place is not handed out again");
+        state.arena.open = false;
+        assert_eq!((state.held_bytes(), state.taken_bytes()), (1517, 1060));
+    }
 
     #[test]
     fn size_classes_waste_at_most_an_eighth() {

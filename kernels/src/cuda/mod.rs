@@ -4,6 +4,8 @@
 //! choose an algorithm while a pass runs.
 
 mod adamw;
+mod agreement;
+mod arena;
 mod attention;
 mod blas;
 mod buckets;
@@ -44,7 +46,7 @@ pub use programs::compile_everything;
 pub use record::{Launches, Profile};
 pub use shared::WeightSharing;
 pub use staging::rows_max;
-pub use verdict::{GateReport, ProductCheck};
+pub use verdict::{Agreement, GateReport, ProductCheck};
 
 /// Rows of a tile; every sequence starts at a multiple of it.
 pub const ROW_ALIGN: usize = 128;

@@ -90,6 +90,13 @@ impl CudaDevice {
         self.pool.poison_passes(is_poisoned);
     }
 
+    /// What buffers have of the card's memory, in use or kept for the next. For tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.pool.held_bytes()
+    }
+
     /// Fills a buffer with numbers in [-range, range): element 4 i + j is `(2 uniform(philox(key, [i, i >> 32, 0, 1])[j]) - 1) range`.
     ///
     /// # Errors

@@ -15,6 +15,42 @@ pub struct GateReport {
     pub products: Vec<ProductCheck>,
     /// Each operation.
     pub operations: Vec<Independence>,
+    /// Each operation beside the CPU device.
+    pub agreements: Vec<Agreement>,
+}
+
+/// How far an operation's results are from the CPU device's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreement {
+    /// The operation.
+    pub operation: &'static str,
+    /// The largest difference, as [`crate::exercise::difference`] measures it, in parts of a thousand million.
+    pub billionths: u64,
+}
+
+impl Agreement {
+    pub(super) fn none(operation: &'static str) -> Self {
+        Self { operation, billionths: 0 }
+    }
+
+    /// Another comparison.
+    pub(super) fn add(&mut self, difference: f64) {
+        // A conversion ends at the largest number; what is no number is as far off.
+        let billionths = if difference.is_nan() { u64::MAX } else { (difference * 1e9).ceil() as u64 };
+        self.billionths = self.billionths.max(billionths);
+    }
+
+    /// The largest difference.
+    #[must_use]
+    pub fn difference(&self) -> f64 {
+        self.billionths as f64 / 1e9
+    }
+}
+
+impl std::fmt::Display for Agreement {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} differs by {:.1e}", self.operation, self.difference())
+    }
 }
 
 /// What the gate found of one product.
@@ -26,14 +62,14 @@ pub struct ProductCheck {
     pub algorithm: String,
     /// Comparisons made.
     pub cases: usize,
-    /// Comparisons in which a byte differed, of what runs.
+    /// Comparisons in which a byte differed, of what runs; or, of the one with the fixed-tile kernel, in which more than rounding did.
     pub unequal: usize,
-    /// Comparisons in which a byte differed, of cuBLASLt's algorithm in whose place the fixed-tile kernel runs.
+    /// The same of cuBLASLt's algorithm in whose place the fixed-tile kernel runs.
     pub replaced: Option<usize>,
 }
 
 /// The first line of a kept report.
-const TITLE: &str = "nodus-cuda-gate 1";
+const TITLE: &str = "nodus-cuda-gate 2";
 
 impl GateReport {
     /// Whether everything that will run gave equal bytes.
@@ -59,7 +95,17 @@ impl GateReport {
     #[must_use]
     pub fn of(&self, matrices: &[(usize, usize)]) -> Self {
         let wanted = |check: &&ProductCheck| matrices.contains(&(check.key.outputs, check.key.inputs));
-        Self { products: self.products.iter().filter(wanted).cloned().collect(), operations: self.operations.clone() }
+        Self {
+            products: self.products.iter().filter(wanted).cloned().collect(),
+            operations: self.operations.clone(),
+            agreements: self.agreements.clone(),
+        }
+    }
+
+    /// The operation that is furthest from the CPU device's.
+    #[must_use]
+    pub fn furthest(&self) -> Option<Agreement> {
+        self.agreements.iter().copied().max_by_key(|agreement| agreement.billionths)
     }
 
     /// As a receipt's device class says it.
@@ -86,6 +132,9 @@ impl GateReport {
         for Independence { operation, cases, unequal } in &self.operations {
             let _ = writeln!(text, "operation {cases} {unequal} {operation}");
         }
+        for Agreement { operation, billionths } in &self.agreements {
+            let _ = writeln!(text, "agreement {billionths} {operation}");
+        }
         text
     }
 
@@ -94,21 +143,31 @@ impl GateReport {
         let (title, lines) = text.strip_suffix('\n')?.split_once('\n')?;
         let mut report = Self::default();
         for line in lines.lines() {
-            match line.strip_prefix("operation ") {
-                Some(rest) => report.operations.push(operation(rest)?),
-                None => report.products.push(product(line)?),
+            match line.split_once(' ')? {
+                ("operation", rest) => report.operations.push(operation(rest)?),
+                ("agreement", rest) => report.agreements.push(agreement(rest)?),
+                _ => report.products.push(product(line)?),
             }
         }
-        let all: Vec<&str> = report.operations.iter().map(|found| found.operation).collect();
-        (title == TITLE && all == names()).then_some(report)
+        let operations: Vec<&str> = report.operations.iter().map(|found| found.operation).collect();
+        let agreements: Vec<&str> = report.agreements.iter().map(|found| found.operation).collect();
+        (title == TITLE && operations == names() && agreements == names()).then_some(report)
     }
+}
+
+fn known(name: &str) -> Option<&'static str> {
+    names().into_iter().find(|known| *known == name)
+}
+
+fn agreement(line: &str) -> Option<Agreement> {
+    let (billionths, name) = line.split_once(' ')?;
+    Some(Agreement { operation: known(name)?, billionths: billionths.parse().ok()? })
 }
 
 fn operation(line: &str) -> Option<Independence> {
     let mut words = line.splitn(3, ' ');
     let (cases, unequal, name) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?, words.next()?);
-    let operation = names().into_iter().find(|known| *known == name)?;
-    Some(Independence { operation, cases, unequal })
+    Some(Independence { operation: known(name)?, cases, unequal })
 }
 
 fn product(line: &str) -> Option<ProductCheck> {
@@ -139,13 +198,16 @@ impl std::fmt::Display for GateReport {
         for Independence { operation, cases, unequal } in &self.operations {
             writeln!(f, "{operation:<40} {cases} cases, {unequal} unequal")?;
         }
+        for agreement in &self.agreements {
+            writeln!(f, "beside the CPU {agreement}")?;
+        }
         Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{GateReport, Independence, Key, Product, ProductCheck, names};
+    use super::{Agreement, GateReport, Independence, Key, Product, ProductCheck, names};
 
     fn report(unequal: usize) -> GateReport {
         let key = Key { product: Product::LinearBackward, outputs: 7, inputs: 5 };
@@ -154,18 +216,35 @@ mod tests {
         let other = Key { outputs: 9, ..key };
         let second = ProductCheck { key: other, algorithm, cases: 12, unequal, replaced: None };
         let operations = names().into_iter().map(|operation| Independence { operation, cases: 12, unequal: 0 }).collect();
-        GateReport { products: vec![first, second], operations }
+        let agreements = names().into_iter().map(|operation| Agreement { operation, billionths: 2345 }).collect();
+        GateReport { products: vec![first, second], operations, agreements }
     }
 
     #[test]
     fn a_report_survives_its_text() {
         let report = report(2);
         assert_eq!(GateReport::recalled(&report.kept()), Some(report.clone()));
-        for broken in ["", "nodus-cuda-gate 1\n", &report.kept()[..report.kept().len() - 9], &report.kept().replace(" 1\n", " 2\n")] {
+        for broken in ["", "nodus-cuda-gate 2\n", &report.kept()[..report.kept().len() - 9], &report.kept().replace(" 2\n", " 1\n")] {
             assert_eq!(GateReport::recalled(broken), None, "{broken}");
         }
         let other = report.kept().replace("swiglu", "sigmoid");
         assert_eq!(GateReport::recalled(&other), None);
+        let few: String = report.kept().lines().filter(|line| *line != "agreement 2345 rope").map(|line| format!("{line}\n")).collect();
+        assert_eq!(GateReport::recalled(&few), None, "an operation that was not compared");
+    }
+
+    #[test]
+    fn what_is_no_number_is_as_far_off_as_can_be() {
+        let mut agreement = Agreement::none("rope");
+        agreement.add(2.5e-9);
+        assert_eq!(agreement.billionths, 3, "never less than it is");
+        agreement.add(1e-9);
+        assert_eq!(agreement.billionths, 3);
+        for far in [f64::NAN, f64::INFINITY] {
+            let mut agreement = agreement;
+            agreement.add(far);
+            assert_eq!(agreement.billionths, u64::MAX);
+        }
     }
 
     #[test]

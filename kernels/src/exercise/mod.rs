@@ -3,9 +3,12 @@
 //!
 //! Never looks inside a device: it asks through the `Device` trait, and so fits every device.
 
+mod agreement;
 mod operations;
 
 use crate::{AttentionShape, Device, DeviceError, HostTensor, Layout, Use, philox};
+
+pub use agreement::difference;
 
 /// Sizes of what is run.
 #[derive(Clone, Copy, Debug)]

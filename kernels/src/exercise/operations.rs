@@ -170,7 +170,8 @@ pub(super) fn rope<D: Device>(run: &mut Run<'_, D>) -> Done {
 /// For all rows and for the labelled ones, with the sizes' window and without.
 pub(super) fn attention<D: Device>(run: &mut Run<'_, D>) -> Done {
     let (width, kv_width, scene) = (run.sizes.width(), run.sizes.kv_width(), run.scene);
-    for (q_rows, window) in [(&scene.rows, None), (&scene.rows, run.sizes.attention.window), (&scene.labelled, None)] {
+    let windows = [None, run.sizes.attention.window];
+    for (q_rows, window) in [&scene.rows, &scene.labelled].into_iter().flat_map(|rows| windows.map(|window| (rows, window))) {
         let shape = AttentionShape { window, ..run.sizes.attention };
         let (kv_rows, usage) = (&scene.rows, Use::Activation);
         let (q, k, v) = (run.over(q_rows, usage, width, 1)?, run.activations(kv_width, 2)?, run.activations(kv_width, 3)?);

@@ -125,7 +125,7 @@ impl<D: Device> Pass<'_, '_, D> {
         let q = Down { module: Module::QProj, dy: dq, inner: inner_q };
         let (dx, dx_q) = if last {
             let dx = self.step(Step { layer, level, view: keys, below: below_k.as_ref(), x, modules: [k, v] })?;
-            let x = tape.x.as_ref().and_then(|(_, x_q)| x_q.as_deref());
+            let x = tape.x.as_ref().map(|(x, x_q)| x_q.as_deref().unwrap_or(x));
             (dx, self.step(Step { layer, level, view: queries, below: below_q.as_ref(), x, modules: [q] })?)
         } else {
             (self.step(Step { layer, level, view: keys, below: below_k.as_ref(), x, modules: [k, v, q] })?, None)

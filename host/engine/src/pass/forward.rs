@@ -63,8 +63,10 @@ impl<D: Device> Pass<'_, '_, D> {
         // What reads no adapter is computed before the fan-out: once for all members of a stream.
         let base = below.unwrap_or(level);
         let x = self.norm(&base.all.rows, input, &weights.input_norm)?;
-        let x_q = if last { Some(self.gather(&base.labelled.rows, &base.narrow, hidden, &x)?) } else { None };
-        let projected = self.project(layer, base, &x, x_q.as_ref())?;
+        // In the last layer q has the labelled rows alone; where these are all there are, they are not copied.
+        let narrows = last && !(base.is_all_labelled() && level.is_all_labelled());
+        let x_q = if narrows { Some(self.gather(&base.labelled.rows, &base.narrow, hidden, &x)?) } else { None };
+        let projected = self.project(layer, base, &x, last.then(|| x_q.as_ref().unwrap_or(&x)))?;
         let (queries, keys) = (level.view(last), &level.all);
         let (residual, x, x_q, mut projected) = match below {
             None => (input.clone(), x, x_q, projected),
@@ -73,7 +75,7 @@ impl<D: Device> Pass<'_, '_, D> {
                 let to = fanned_out.each_mut()?.into_iter().zip([Module::QProj, Module::KProj, Module::VProj]).zip([queries, keys, keys]);
                 for (from, ((to, module), view)) in projected.each()?.into_iter().zip(to) {
                     let width = trunk.config.module_out(module);
-                    self.device.gather(&view.rows, view.origin.as_deref().unwrap_or_default(), width, from, to)?;
+                    self.device.gather(&view.rows, view.origin(), width, from, to)?;
                 }
                 let x_q = x_q.map(|x_q| self.fan_out(queries, hidden, &x_q)).transpose()?;
                 (Rc::new(self.fan_out(keys, hidden, input)?), self.fan_out(keys, hidden, &x)?, x_q, fanned_out)
@@ -81,13 +83,12 @@ impl<D: Device> Pass<'_, '_, D> {
         };
 
         let [q, k, v] = projected.each_mut()?;
-        let [inner_q, inner_k, inner_v] = match &x_q {
-            None => self.lora(level, keys, layer, &x, [(Module::QProj, q), (Module::KProj, k), (Module::VProj, v)])?,
-            Some(x_q) => {
-                let [inner_q] = self.lora(level, queries, layer, x_q, [(Module::QProj, q)])?;
-                let [inner_k, inner_v] = self.lora(level, keys, layer, &x, [(Module::KProj, k), (Module::VProj, v)])?;
-                [inner_q, inner_k, inner_v]
-            }
+        let [inner_q, inner_k, inner_v] = if last {
+            let [inner_q] = self.lora(level, queries, layer, x_q.as_ref().unwrap_or(&x), [(Module::QProj, q)])?;
+            let [inner_k, inner_v] = self.lora(level, keys, layer, &x, [(Module::KProj, k), (Module::VProj, v)])?;
+            [inner_q, inner_k, inner_v]
+        } else {
+            self.lora(level, keys, layer, &x, [(Module::QProj, q), (Module::KProj, k), (Module::VProj, v)])?
         };
         let x = [&inner_q, &inner_k, &inner_v].iter().any(|inner| inner.is_some()).then_some((x, x_q));
         let [q, k, v] = projected.each_mut()?;
@@ -105,7 +106,7 @@ impl<D: Device> Pass<'_, '_, D> {
         let mut lse = self.buffer(Use::State, &queries.rows, shape.heads)?;
         self.device.attention(&queries.rows, &keys.rows, shape, q, k, v, &mut out, &mut lse)?;
 
-        let narrowed = if last { Some(self.gather(&queries.rows, &level.narrow, hidden, &residual)?) } else { None };
+        let narrowed = if narrows { Some(self.gather(&queries.rows, &level.narrow, hidden, &residual)?) } else { None };
         let mut next = self.linear_onto(queries, &out, layer, Module::OProj, narrowed.as_ref().unwrap_or(&residual))?;
         let [inner_o] = self.lora(level, queries, layer, &out, [(Module::OProj, &mut *next)])?;
         Ok((next, AttentionTape { residual, x, projected, normed, out, lse, inner: [inner_q, inner_k, inner_v, inner_o] }))
@@ -128,7 +129,7 @@ impl<D: Device> Pass<'_, '_, D> {
             Some(_) => {
                 let mut fanned_out = self.together(&view.rows, &[Module::GateProj, Module::UpProj])?;
                 for (from, to) in gate_up.iter().zip(fanned_out.iter_mut()) {
-                    self.device.gather(&view.rows, view.origin.as_deref().unwrap_or_default(), width, from, to)?;
+                    self.device.gather(&view.rows, view.origin(), width, from, to)?;
                 }
                 (Rc::new(self.fan_out(view, hidden, input)?), self.fan_out(view, hidden, &x)?, fanned_out)
             }
@@ -165,7 +166,7 @@ impl<D: Device> Pass<'_, '_, D> {
         Ok((losses, Some(gradient)))
     }
 
-    /// The frozen part of q, k and v; `x_q` is what q reads where it has rows of its own.
+    /// The frozen part of q, k and v; `x_q` is what q reads where it is apart: in the last layer.
     fn project(&mut self, layer: usize, level: &Level, x: &D::Buffer, x_q: Option<&Buffer<D>>) -> Result<Projected<D>, DeviceError> {
         let Some(x_q) = x_q else {
             let modules = [Module::KProj, Module::VProj, Module::QProj];
@@ -282,8 +283,7 @@ impl<D: Device> Pass<'_, '_, D> {
 
     /// Rows of the level below, copied to where they go on.
     fn fan_out(&mut self, view: &View, width: usize, x: &D::Buffer) -> Result<Buffer<D>, DeviceError> {
-        let origin: &[u32] = view.origin.as_deref().unwrap_or_default();
-        self.gather(&view.rows, origin, width, x)
+        self.gather(&view.rows, view.origin(), width, x)
     }
 }
 

@@ -31,7 +31,7 @@ impl<D: Device> Pass<'_, '_, D> {
         let view = level.view(half + 1 == map.halves());
         let mut joined = self.pool.take(self.device, Use::Activation, view.rows.rows() * hidden)?;
         if let Some(rows) = level.going_on(view, below) {
-            self.device.gather(&rows, view.origin.as_deref().unwrap_or_default(), hidden, residual, &mut joined)?;
+            self.device.gather(&rows, view.origin(), hidden, residual, &mut joined)?;
         }
         for at_cut in map.at_cuts(half, true) {
             let key = self.members.get(at_cut.member).and_then(|member| member.key(&at_cut));

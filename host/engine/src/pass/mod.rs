@@ -114,7 +114,7 @@ fn no_projection() -> DeviceError {
 struct AttentionTape<D: Device> {
     /// The residual stream that it read, all rows.
     residual: Rc<Buffer<D>>,
-    /// Its norm, which k, v and q read; where q has rows of its own, those too. Absent where nobody carries them.
+    /// Its norm, which k, v and q read; where q has fewer rows, those too. Absent where nobody carries them.
     x: Option<(Buffer<D>, Option<Buffer<D>>)>,
     /// What q, k and v wrote; q and k rotated where they have no norms.
     projected: Projected<D>,

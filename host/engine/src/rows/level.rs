@@ -3,6 +3,7 @@
 //! Never computes: layouts and indices.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use nodus_kernels::Layout;
 use nodus_protocol::Sequence;
@@ -14,7 +15,14 @@ use super::source::{Needed, Source, needed};
 pub(crate) struct View {
     pub(crate) rows: Layout,
     /// For each buffer row the row of the level below that it continues; none where the level below is the embedding.
-    pub(crate) origin: Option<Vec<u32>>,
+    pub(crate) origin: Option<Rc<Vec<u32>>>,
+}
+
+impl View {
+    /// For each buffer row the row of the level below that it continues.
+    pub(crate) fn origin(&self) -> &[u32] {
+        self.origin.as_ref().map_or(&[], |origin| origin.as_slice())
+    }
 }
 
 /// The streams of some consecutive half layers: blocks of rows, each of one member above its cut or of several below theirs.
@@ -54,7 +62,11 @@ impl Level {
         let positions: Vec<u32> = (0..rows.iter().map(|(_, needed)| needed.rows as u32).max().unwrap_or(0)).collect();
         let first = |rows| positions.get(..rows).unwrap_or_default();
         let all = Layout::new(rows.iter().map(|(sequence, needed)| (*sequence, first(needed.rows))), align);
-        let labelled = Layout::new(rows.iter().map(|(sequence, needed)| (*sequence, needed.labelled.as_slice())), align);
+        // Most often every row is labelled. A device knows a clone again, and so does a layer that would copy rows to where they stand.
+        let labelled = match rows.iter().all(|(_, needed)| needed.labelled.len() == needed.rows) {
+            true => all.clone(),
+            false => Layout::new(rows.iter().map(|(sequence, needed)| (*sequence, needed.labelled.as_slice())), align),
+        };
         let narrow = narrow(&all, &labelled);
         let mut level = Self {
             first_half,
@@ -65,8 +77,12 @@ impl Level {
             streams,
         };
         if let Some(below) = below {
-            level.all.origin = Some(level.origin(&level.all.rows, below, &below.all.rows));
-            level.labelled.origin = Some(level.origin(&level.labelled.rows, below, &below.labelled.rows));
+            let origin = Rc::new(level.origin(&level.all.rows, below, &below.all.rows));
+            level.labelled.origin = Some(match level.is_all_labelled() && below.is_all_labelled() {
+                true => Rc::clone(&origin),
+                false => Rc::new(level.origin(&level.labelled.rows, below, &below.labelled.rows)),
+            });
+            level.all.origin = Some(origin);
         }
         level
     }
@@ -78,6 +94,11 @@ impl Level {
     /// Whether the sequence of this segment has rows here.
     pub(super) fn has(&self, segment: usize) -> bool {
         self.all.rows.segments().get(segment).is_some_and(|segment| segment.rows > 0)
+    }
+
+    /// Whether every row is labelled, so that both views have the same rows.
+    pub(crate) fn is_all_labelled(&self) -> bool {
+        self.labelled.rows.is_clone_of(&self.all.rows)
     }
 
     /// The rows of a view of this level that are in the level below too.

@@ -61,18 +61,21 @@ enum Act {
     Export,
 }
 
-/// Three families, in sizes that are multiples of nothing.
-pub(crate) fn models() -> [ModelConfig; 3] {
+/// Three families, in sizes that are multiples of nothing; and two with heads of the widths that a card has products of its own for.
+pub(crate) fn models() -> [ModelConfig; 5] {
     let sized = |architecture, layers, hidden, width, (heads, kv_heads, head_dim), vocabulary| {
         let mut model = model(architecture);
         (model.num_hidden_layers, model.hidden_size, model.intermediate_size, model.vocab_size) = (layers, hidden, width, vocabulary);
         (model.num_attention_heads, model.num_key_value_heads, model.head_dim) = (heads, kv_heads, head_dim);
+        model.max_position_embeddings = 160;
         model
     };
     [
         sized(Architecture::Llama, 3, 22, 37, (3, 1, 6), 53),
         sized(Architecture::Qwen2, 2, 18, 29, (2, 2, 10), 61),
         sized(Architecture::Qwen3, 4, 26, 31, (4, 2, 4), 47),
+        sized(Architecture::Qwen2, 2, 24, 40, (3, 1, 64), 59),
+        sized(Architecture::Mistral, 2, 24, 40, (4, 2, 128), 43),
     ]
 }
 
@@ -81,7 +84,9 @@ fn sequences(model: usize) -> &'static [Arc<Sequence>] {
     static ALL: OnceLock<Vec<Vec<Arc<Sequence>>>> = OnceLock::new();
     let build = |model: &ModelConfig| {
         let plain = |(key, rows)| sequence(model, key, rows);
-        let mut all: Vec<_> = (0..).zip([1, 2, 5, 9, 14, 23, 7, 4]).map(plain).collect();
+        // Where heads are wide, one and three tiles of keys.
+        let [long, longest] = if model.head_dim >= 64 { [70, 140] } else { [9, 23] };
+        let mut all: Vec<_> = (0..).zip([1, 2, 5, long, 14, longest, 7, 4]).map(plain).collect();
         all[6] = weighted(model, &all[6], 0.25);
         all[7] = weighted(model, &all[7], 0.0);
         // The tokens of another with other labels, up to the same last one.
@@ -146,7 +151,7 @@ fn any_case() -> impl Strategy<Value = Case> {
         prop::sample::select(vec![1_u64 << 30, 20_000, 0]),
         prop::sample::select(vec![1_u64 << 20, 6_000, 0]),
     );
-    (0..3_usize, 1..3_usize, prop::bool::weighted(0.25), bounds, any_script(), prop::collection::vec(any_job(), 1..=12)).prop_map(
+    (0..models().len(), 1..3_usize, prop::bool::weighted(0.25), bounds, any_script(), prop::collection::vec(any_job(), 1..=12)).prop_map(
         |(model, threads, thread, (rows_max, kept_bytes_max, trunk_cache_bytes), script, jobs)| Case {
             model,
             threads,

@@ -34,6 +34,7 @@ struct Scene {
 struct Held {
     /// Open sockets and pipes: what it has of other processes. (Files are its database's, which it opens as it needs them.)
     descriptors: usize,
+    /// Memory of its own: not the pages of its executable, of which the more are resident the more was tried.
     resident_kib: u64,
 }
 
@@ -44,15 +45,16 @@ impl Held {
         let descriptors =
             all.filter(|entry| entry.as_ref().is_ok_and(|entry| std::fs::read_link(entry.path()).is_ok_and(is_of_others))).count();
         let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
-        let resident = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        let resident = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
         Self { descriptors, resident_kib: resident.split_whitespace().nth(1).unwrap().parse().unwrap() }
     }
 }
 
 /// Sockets and pipes that the control process has of one child, at most.
 const OF_A_CHILD: usize = 6;
-/// What it may keep in memory beyond what it began with, whatever was tried: pages of its database, arenas of its threads (a thousand jobs: 66 MiB).
-const KEPT_KIB: u64 = 96 << 10;
+/// What it may keep in memory beyond what it began with, whatever was tried: pages of its database and stacks of its threads, as many as were at work
+/// at once (a thousand jobs: 23 MiB). What must not grow any more after that is what `n42` looks at.
+const KEPT_KIB: u64 = 40 << 10;
 
 impl Scene {
     /// With these quotas of the attacker's.
