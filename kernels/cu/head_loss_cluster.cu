@@ -39,6 +39,9 @@ __device__ __forceinline__ void await_copy(u64* full, u32 phase) {
     } while (!done);
 }
 
+// What this thread read of shared memory so far is read before any copy that begins after the next barrier writes there.
+__device__ __forceinline__ void finish_reads() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 __device__ __forceinline__ float warp_peak(float x) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
@@ -83,6 +86,8 @@ template <u32 BLOCKS, int HELD> __device__ __forceinline__ void loss_of_rows(con
             peak = fmaxf(peak, fmaxf(fmaxf(x[n].x, x[n].y), fmaxf(x[n].z, x[n].w)));
         }
         if (threadIdx.x == 0 && target < real) aim = piece[target];
+        // The barrier alone lets a read that is under way, on a multiprocessor that others keep busy, find what the next copy brings.
+        finish_reads();
         __syncthreads();
         if (at + 1 < end) fetch(at + 1);
         act* dlogits = p.dlogits ? p.dlogits + (u64)at * p.pitch + first : 0;

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -16,6 +16,11 @@ const TENANTS: usize = 200;
 const JOBS: usize = 2000;
 const CLIENTS: usize = 64;
 const STREAMS: usize = 10_000;
+/// What a read may take at the 99th percentile.
+const READ: Duration = Duration::from_millis(50);
+/// Where an answer that costs nothing takes longer than this before anything was begun, the machine works for others too: a read may take longer in
+/// the same measure, and never more than five times as long.
+const QUIET: Duration = Duration::from_millis(2);
 
 struct Server {
     child: Child,
@@ -87,6 +92,31 @@ fn serve(host: &Host) -> Server {
     Server { child, address }
 }
 
+/// What an answer that costs nothing takes on this machine at the 99th percentile, over a socket, before the service has anything to do: other
+/// programs make it long.
+fn echo() -> Duration {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut asker = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    asker.set_nodelay(true).unwrap();
+    let answer = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut byte = [0];
+        while stream.read_exact(&mut byte).is_ok() {
+            stream.write_all(&byte).unwrap();
+        }
+    });
+    let once = |_| {
+        std::thread::sleep(Duration::from_millis(3));
+        let asked = Instant::now();
+        asker.write_all(&[1]).and_then(|()| asker.read_exact(&mut [0])).unwrap();
+        asked.elapsed()
+    };
+    let mut times: Vec<Duration> = (0..300).map(once).collect();
+    drop(asker);
+    answer.join().unwrap();
+    percentile(&mut times, 0.99)
+}
+
 fn percentile(times: &mut [Duration], part: f64) -> Duration {
     times.sort_unstable();
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
@@ -105,6 +135,7 @@ fn two_thousand_jobs_of_two_hundred_tenants_none_lost_none_twice() {
     for token in &tokens {
         assert_eq!(Client::new(&server.address, token).call("PUT", "/v1/data/tokens", &data).0, 201);
     }
+    let slowness = (echo().as_secs_f64() / QUIET.as_secs_f64()).clamp(1.0, 5.0);
     let began = Instant::now();
     let (mut ids, mut reads) = (Vec::new(), Vec::new());
     std::thread::scope(|scope| {
@@ -142,16 +173,25 @@ fn two_thousand_jobs_of_two_hundred_tenants_none_lost_none_twice() {
         reads.extend(readers.into_iter().flat_map(|reader| reader.join().unwrap()));
     });
     let took = began.elapsed();
-    let mut listed = BTreeSet::new();
+    let (mut listed, mut ended) = (BTreeSet::new(), 0);
     for (tenant, token) in tokens.iter().enumerate() {
         let (_, page) = Client::new(&server.address, token).call("GET", "/v1/jobs?limit=200", "");
-        listed.extend(page["jobs"].as_array().unwrap().iter().map(|job| (tenant, job["id"].as_str().unwrap().to_owned())));
+        let jobs = page["jobs"].as_array().unwrap();
+        assert!(jobs.iter().all(|job| job["state"] != "failed" && job["attempts"].as_u64() <= Some(1)), "{page}");
+        ended += jobs.iter().filter(|job| job["state"] == "succeeded").count();
+        listed.extend(jobs.iter().map(|job| (tenant, job["id"].as_str().unwrap().to_owned())));
     }
     assert_eq!(listed, ids.iter().cloned().collect::<BTreeSet<_>>());
     assert_eq!(listed.len(), JOBS);
     let p99 = percentile(&mut reads, 0.99);
-    println!("{JOBS} jobs of {TENANTS} tenants by {CLIENTS} clients in {took:.1?}; {} reads meanwhile, p99 {p99:.1?}", reads.len());
-    assert!(p99 < Duration::from_millis(250), "reads wait for writes: {p99:?}");
+    let bound = READ.mul_f64(slowness);
+    println!(
+        "{JOBS} jobs of {TENANTS} tenants by {CLIENTS} clients in {took:.1?}; {} reads meanwhile, p99 {p99:.1?} of {bound:.1?}",
+        reads.len()
+    );
+    println!("{ended} jobs had ended by then");
+    assert!(p99 < bound, "reads wait for what works: {p99:?}");
+    assert!(ended > 0, "what works waits for reads for ever");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The buffers of one pass, handed out again when they are let go.
 //!
-//! Never outlives its pass: what leaves it goes back to the device, which zeroes it.
+//! Never outlives its pass: then its buffers go back to the device, which may keep what is in them until `Device::forget_passes`. Within a pass nothing
+//! is zeroed: a buffer is written before it is read.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

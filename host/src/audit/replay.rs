@@ -89,7 +89,7 @@ fn again(
     let post = Post { job, folder: Arc::new(Folder::new(copy, PathBuf::from("the replay"))) };
     let device_args = DeviceArgs { threads: args.threads, ..DeviceArgs::default() };
     let rig = Rig { chosen: &chosen, args: device_args, buffer_bytes_max: u64::MAX, expected: Some(class), weights: None };
-    let crew = Crew::start(sandbox, terms, (Display::new(surroundings.is_terminal, 1), stopper), 1, rig)?;
+    let crew = Crew::start(sandbox, terms, (Display::new(surroundings.is_terminal, 1), stopper, None), 1, rig)?;
     let (mut fared, _) = crew.run(&[post], Lane::Solo, 1, rig);
     let fared = fared.pop().context("the replay did not run")?;
     fared.engine.context("the engine failed during the replay")?;

@@ -4,6 +4,7 @@
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
@@ -13,6 +14,7 @@ use crate::limits::Limit;
 use crate::name::Name;
 use crate::settings::Setting;
 use crate::sweep::Sweep;
+use crate::text::parse_seconds;
 
 /// One run: one job, the members of a sweep, or the jobs of a manifest.
 #[derive(Debug, Args)]
@@ -60,6 +62,13 @@ pub struct RunArgs {
     /// How the components are kept apart.
     #[command(flatten)]
     pub sandbox: SandboxArgs,
+    /// Go on with a run into the same folder that was interrupted (killed, cut off by a second Ctrl-C, failed by the host), from what it kept; all else
+    /// must be given as it was. The results are those of a run that nothing interrupted
+    #[arg(long)]
+    pub resume: bool,
+    /// How long a job works between two snapshots: what is done again at most where it is interrupted
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "30")]
+    pub snapshot_every: Duration,
     /// A folder for the results; must not exist or be empty
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,

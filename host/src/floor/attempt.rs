@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use nodus_protocol::Digest;
 use nodus_sandbox::{Failure, Outcome};
 use nodus_state::{Claim, JobId, Stop};
 use tracing::Instrument as _;
@@ -20,15 +19,12 @@ use super::rooms;
 use super::settle::{Attempted, Ending, settle};
 use super::transcript::Transcript;
 use crate::engine::Process;
-use crate::journal::{Fault, Scribe, Terms};
-use crate::receipt::CONTRACT;
+use crate::journal::{Fault, Scribe, Terms, identity};
 use crate::run::Folder;
 use crate::run::course::Ended;
 use crate::run::crew::{Fared, Post};
 use crate::telemetry::SPANS;
 
-/// Of what is in a journal.
-const JOURNAL_VERSION: u32 = 1;
 /// How long after a job lost its engine the engine's process may take to end, before it is ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -44,7 +40,7 @@ pub(super) async fn attempt(shared: Arc<Shared>, job: JobId, run: Run, engine: E
         };
         let Ok(process) = ready else { return Ok(()) };
         // Its device is of another class than the job began on: it was placed before that was known, and waits for one that is.
-        let class = identity(&process)?;
+        let class = identity(process.class())?;
         if working.board().began.get(&job).is_some_and(|began| *began != class) {
             return Ok(());
         }
@@ -75,7 +71,7 @@ pub(super) async fn attempt(shared: Arc<Shared>, job: JobId, run: Run, engine: E
 
 /// Opens the job and runs it.
 async fn begin(shared: &Arc<Shared>, claim: Claim, run: &Run, engine: &Engine, process: &Arc<Process>) -> anyhow::Result<Attempted> {
-    let (opener, class) = (shared.clone(), identity(process)?);
+    let (opener, class) = (shared.clone(), identity(process.class())?);
     let open = move || {
         let work = opener.state.work(claim.job).context("reading the job")?;
         let cohort = opener.board().cohort(work.cohort);
@@ -122,12 +118,6 @@ async fn begin(shared: &Arc<Shared>, claim: Claim, run: &Run, engine: &Engine, p
         (_, ending) => ending,
     };
     Ok(Attempted { work, post, fared, ending, is_further: last.is_further, device_ns, lane: lane_name(engine.numbers.lane), workspace })
-}
-
-/// What a journal must be of for a job to go on from it: all that decides its bits and that its submission does not.
-pub(super) fn identity(process: &Process) -> anyhow::Result<Digest> {
-    let of = (JOURNAL_VERSION, CONTRACT, process.class());
-    Ok(Digest::of(&serde_json::to_vec(&of).context("naming a device class")?))
 }
 
 /// Ends an engine process that cannot work any more, where it does not end by itself.

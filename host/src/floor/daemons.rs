@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
@@ -15,7 +17,14 @@ use crate::process::mps::{CONTROL, Mps};
 const PREFIX: &str = "mps-";
 
 /// The daemons, by their cards.
-pub(super) struct Daemons(Arc<Mutex<Folder>>);
+pub(super) struct Daemons {
+    folder: Arc<Folder>,
+    cards: Mutex<BTreeMap<usize, Card>>,
+}
+
+/// The daemon of one card, where it has one. Locked while the driver's program is asked, which takes long where the card is in trouble: the other cards'
+/// engines do not wait for that.
+type Card = Arc<Mutex<Option<Arc<Mps>>>>;
 
 struct Folder {
     /// The driver's program.
@@ -23,8 +32,7 @@ struct Folder {
     /// The data folder, and where it is: the driver takes paths alone.
     dir: Dir,
     path: PathBuf,
-    running: BTreeMap<usize, Arc<Mps>>,
-    made: u64,
+    made: AtomicU64,
 }
 
 impl Daemons {
@@ -44,7 +52,7 @@ impl Daemons {
                 dir.remove_dir_all(&name).context("removing the folder of an MPS daemon that was left")?;
             }
         }
-        Ok(Self(Arc::new(Mutex::new(Folder { control, dir, path, running: BTreeMap::new(), made: 0 }))))
+        Ok(Self { folder: Arc::new(Folder { control, dir, path, made: AtomicU64::new(0) }), cards: Mutex::default() })
     }
 
     /// The daemon of a card; another one where the last is gone.
@@ -52,27 +60,27 @@ impl Daemons {
     /// # Errors
     /// Ours: there is none on this machine, or it does not start.
     pub(super) async fn of(&self, ordinal: usize) -> anyhow::Result<Arc<Mps>> {
-        let folder = self.0.clone();
-        let start = move || folder.lock().unwrap_or_else(PoisonError::into_inner).of(ordinal);
+        let card = self.cards.lock().unwrap_or_else(PoisonError::into_inner).entry(ordinal).or_default().clone();
+        let folder = self.folder.clone();
+        let start = move || folder.of(ordinal, &mut card.lock().unwrap_or_else(PoisonError::into_inner));
         tokio::task::spawn_blocking(start).await.context("starting an MPS daemon")?
     }
 }
 
 impl Folder {
-    fn of(&mut self, ordinal: usize) -> anyhow::Result<Arc<Mps>> {
-        if let Some(daemon) = self.running.get(&ordinal) {
+    fn of(&self, ordinal: usize, running: &mut Option<Arc<Mps>>) -> anyhow::Result<Arc<Mps>> {
+        if let Some(daemon) = running.as_ref() {
             if !daemon.is_gone() {
                 return Ok(daemon.clone());
             }
             tracing::error!(card = ordinal, "the MPS daemon is gone; another one is started");
-            self.running.remove(&ordinal);
+            *running = None;
         }
         // Engines that are clients of the last one still name its folder.
-        self.made += 1;
-        let name = format!("{PREFIX}{ordinal}-{}", self.made);
+        let name = format!("{PREFIX}{ordinal}-{}", self.made.fetch_add(1, Relaxed) + 1);
         self.dir.create_dir_with(&name, DirBuilder::new().mode(0o700)).context("making the MPS daemon's folder")?;
         let daemon = Arc::new(Mps::start_by(self.control.clone(), self.path.join(&name))?);
-        self.running.insert(ordinal, daemon.clone());
+        *running = Some(daemon.clone());
         Ok(daemon)
     }
 }
@@ -94,6 +102,7 @@ mod tests {
         let first = daemons.of(0).await.unwrap();
         assert!(Arc::ptr_eq(&first, &daemons.of(0).await.unwrap()), "one for a card");
         let other = daemons.of(1).await.unwrap();
+        assert!(dir().exists("mps-0-1/alive") && dir().exists("mps-1-2/alive"));
         dir().remove_file("mps-0-1/alive").unwrap();
         let second = daemons.of(0).await.unwrap();
         assert!(!Arc::ptr_eq(&first, &second) && !second.is_gone() && first.is_gone());
@@ -102,10 +111,32 @@ mod tests {
         assert!(!second.is_gone() && !other.is_gone());
 
         // Killed, it could not end them.
-        std::mem::forget([second, other, daemons.of(0).await.unwrap()]);
+        std::mem::forget([second, other]);
         std::mem::forget(daemons);
-        assert!(dir().exists("mps-0-3/alive") || dir().exists("mps-0-2/alive"));
+        assert!(dir().exists("mps-0-3/alive") && dir().exists("mps-1-2/alive"), "both run on");
         Daemons::of_program(control, dir(), folder.path().to_owned()).unwrap();
         assert!(dir().entries().unwrap().count() == 0, "nothing is left");
+    }
+    /// A card whose daemon answers nobody, as after a fault on it.
+    #[tokio::test]
+    async fn a_daemon_that_is_silent_holds_up_its_own_card_alone() {
+        let (folder, programs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        // Silent on card 0 while there is a file that says so.
+        let silent = folder.path().join("silent");
+        let control = control(
+            programs.path(),
+            &format!("case \"$CUDA_MPS_PIPE_DIRECTORY\" in *mps-0-*) while [ -e {} ]; do sleep 0.05; done;; esac", silent.display()),
+        );
+        let dir = cap_std::fs::Dir::open_ambient_dir(folder.path(), cap_std::ambient_authority()).unwrap();
+        let daemons = Arc::new(Daemons::of_program(control, dir.try_clone().unwrap(), folder.path().to_owned()).unwrap());
+        let (first, other) = (daemons.of(0).await.unwrap(), daemons.of(1).await.unwrap());
+        dir.write("silent", "").unwrap();
+        let asking = daemons.clone();
+        let held_up = tokio::spawn(async move { asking.of(0).await.unwrap() });
+        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        assert!(Arc::ptr_eq(&other, &daemons.of(1).await.unwrap()));
+        assert!(!held_up.is_finished(), "the silent one is still asked");
+        dir.remove_file("silent").unwrap();
+        assert!(Arc::ptr_eq(&first, &held_up.await.unwrap()));
     }
 }

@@ -12,7 +12,6 @@ use nodus_schedule::{EngineId, Job, Lane, NewEngine};
 use tokio::sync::watch;
 
 use super::Shared;
-use super::attempt::identity;
 use super::board::{Backoff, Kind};
 use super::cellar::reserve_bytes;
 use super::homes::Homes;
@@ -20,6 +19,7 @@ use super::options::Place;
 use super::rooms::{self, Bound, Need};
 use crate::cli::{DeviceArgs, DeviceChoice};
 use crate::engine::{MpsTerms, Process, Setup};
+use crate::journal::identity;
 use crate::run::inputs::OpenModel;
 use crate::run::neighbours::Neighbours;
 
@@ -187,7 +187,7 @@ async fn begin(shared: &Shared, numbers: NewEngine, (need, bound): (Need, &Bound
         watch: shared.options.watch,
     };
     let process = Process::start(&shared.store.dir()?, &setup).await?;
-    let class = identity(&process)?;
+    let class = identity(process.class())?;
     Ok((process, class))
 }
 

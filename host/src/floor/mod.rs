@@ -16,6 +16,7 @@ mod rooms;
 mod scene;
 mod settle;
 mod suspects;
+mod threads;
 mod transcript;
 
 use std::path::Path;
@@ -37,6 +38,7 @@ use crate::journal::{Shelf, Space};
 use crate::store::Store;
 
 pub(crate) use numbers::describe;
+pub(crate) use threads::threads;
 
 use board::Board;
 use cellar::Cellar;
@@ -116,7 +118,7 @@ impl Shared {
 }
 
 impl Floor {
-    /// The floor of a service, as its operator wants it; none where jobs are to wait.
+    /// The floor of a service, as its operator wants it, on the threads of the runtime that is entered; none where jobs are to wait.
     ///
     /// # Errors
     /// The operator's: a device is not there. Ours: the state or the data folder refuses.

@@ -2,7 +2,7 @@
 //!
 //! Never mixes two device classes: bits are promised within one.
 
-use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -11,8 +11,12 @@ use nodus_protocol::Digest;
 
 use super::keeper::Keeper;
 use super::past::{Past, Sum};
+use super::record::Frames;
 use super::snapshot;
 use super::space::Account;
+use crate::receipt::CONTRACT;
+use crate::run::device::Class;
+use crate::store::sync_dir;
 
 /// The replies.
 pub(super) const REPLIES: &str = "replies";
@@ -35,11 +39,44 @@ pub(crate) struct BegunElsewhere {
     pub(crate) identity: Digest,
 }
 
+/// Of what is in a journal.
+pub(crate) const VERSION: u32 = 1;
+
+/// What a journal must be of for a job to go on from it on a device of this class: all that decides its bits and that the job itself does not.
+///
+/// # Errors
+/// None that any class has.
+pub(crate) fn identity(class: &Class) -> anyhow::Result<Digest> {
+    Ok(Digest::of(&serde_json::to_vec(&(VERSION, CONTRACT, class)).context("naming a device class")?))
+}
+
 /// What the journal in a folder is of; none where there is none.
-pub(super) fn identity(dir: &Dir) -> Option<Digest> {
+pub(super) fn identity_in(dir: &Dir) -> Option<Digest> {
     let mut found = [0; IDENTITY_BYTES];
     dir.open(REPLIES).ok()?.read_exact(&mut found).ok()?;
     Some(Digest::from_bytes(found))
+}
+
+/// Forgets the replies to all but the first calls, and what was kept after them.
+pub(super) fn cut(dir: &Dir, calls: u64) -> io::Result<()> {
+    snapshot::cut(dir, calls)?;
+    let Ok(mut source) = dir.open(REPLIES) else { return Ok(()) };
+    let (start, bytes) = (IDENTITY_BYTES as u64, source.metadata()?.len());
+    let (mut reading, mut rest) = (dir.open(REPLIES)?, dir.create(snapshot::NEW)?);
+    io::copy(&mut (&mut source).take(start), &mut rest)?;
+    reading.seek(SeekFrom::Start(start))?;
+    let mut frames = Frames::new(BufReader::new(reading), start, bytes);
+    loop {
+        let from = frames.good;
+        let Some((call, _)) = frames.next()? else { break };
+        if call < calls {
+            source.seek(SeekFrom::Start(from))?;
+            io::copy(&mut (&mut source).take(frames.good - from), &mut rest)?;
+        }
+    }
+    rest.sync_all()?;
+    dir.rename(snapshot::NEW, dir, REPLIES)?;
+    sync_dir(dir)
 }
 
 impl Book {

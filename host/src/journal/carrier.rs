@@ -16,7 +16,7 @@ use super::call;
 use super::keeper::Keeper;
 use super::past::Past;
 use super::record::frame;
-use super::scribe::{Ask, Fault, Last, News, Tally, Terms};
+use super::scribe::{Ask, Calls, Fault, Last, News, Tally, Terms};
 
 /// When a snapshot that finds no room in memory is tried again.
 const LATER: Duration = Duration::from_secs(1);
@@ -37,6 +37,8 @@ pub(super) struct Carrier {
     keeper: Keeper,
     teller: watch::Sender<News>,
     tally: Tally,
+    /// For who wants to know how many calls there were.
+    made: Calls,
     /// The number of the job's next call.
     next: u64,
     in_flight: JoinSet<Answered>,
@@ -59,7 +61,7 @@ pub(super) struct Carrier {
 }
 
 impl Carrier {
-    pub(super) fn new(terms: Terms, Book { past, keeper, .. }: Book, teller: watch::Sender<News>) -> Self {
+    pub(super) fn new(terms: Terms, Book { past, keeper, .. }: Book, (teller, calls): (watch::Sender<News>, Calls)) -> Self {
         let (now, kept) = (Instant::now(), past.calls);
         let due = now + terms.every;
         let (tally, in_flight, held) = (Tally::default(), JoinSet::new(), Vec::new());
@@ -69,6 +71,7 @@ impl Carrier {
             keeper,
             teller,
             tally,
+            made: calls,
             next: 0,
             in_flight,
             held,
@@ -137,6 +140,7 @@ impl Carrier {
         }
         let number = self.next;
         self.next += 1;
+        self.made.one_more();
         match self.past.look(number).await {
             Ok(Some(entry)) if entry.asked != asked => {
                 let text = format!("run again, the job asked something else than before: its call {number}, to {}", call::name(&command));
@@ -301,6 +305,9 @@ impl Carrier {
 
     /// Tells how far it is; wakes those who wait only where that is news to them.
     fn tell(&mut self) {
+        if self.past.is_read() {
+            self.keeper.read();
+        }
         let (is_over, tally) = (self.past.is_over(), self.tally);
         let is_news = self.teller.send_if_modified(|news| {
             news.tally = tally;

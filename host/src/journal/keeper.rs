@@ -2,6 +2,7 @@
 //!
 //! Never fails a job for a disk that refuses: what waits is tried again, and at the worst the job is no longer kept.
 
+use std::collections::BTreeMap;
 use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -13,7 +14,6 @@ use nodus_protocol::{Digest, JobState};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::book::{IDENTITY_BYTES, REPLIES};
-use super::shelf::bytes_of;
 use super::space::Account;
 use super::{REPLIES_BYTES_MAX, REPLIES_MAX, WAITING_BYTES_MAX, snapshot};
 
@@ -43,6 +43,7 @@ pub(super) struct Keeper {
     room: Arc<Semaphore>,
     account: Account,
     is_given_up: Arc<AtomicBool>,
+    is_read: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
@@ -53,10 +54,10 @@ impl Keeper {
     /// Ours: the system has no thread.
     pub(super) fn start((dir, file): (Dir, File), (good, replies): (u64, u64), identity: Digest, account: Account) -> anyhow::Result<Self> {
         let (words, inbox) = mpsc::channel(QUEUE);
-        let is_given_up = Arc::new(AtomicBool::new(false));
-        let whole_bytes = bytes_of(&dir).context("measuring a job's journal")?;
-        let snapshot_bytes = whole_bytes.saturating_sub(good);
-        account.hold(whole_bytes);
+        let (is_given_up, is_read) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        // Counted from here on as it grows and shrinks, and not measured again.
+        let snapshots = snapshot::sizes(&dir)?;
+        account.hold(good + snapshots.values().sum::<u64>());
         let desk = Desk {
             dir,
             file,
@@ -64,15 +65,16 @@ impl Keeper {
             replies,
             identity,
             account: account.clone(),
-            snapshot_bytes,
+            snapshots,
             waiting: Vec::new(),
             charged: 0,
             is_failing: false,
             is_given_up: is_given_up.clone(),
+            is_read: is_read.clone(),
         };
         let thread = std::thread::Builder::new().name("journal".into()).spawn(move || desk.work(inbox));
         let (room, thread) = (Arc::new(Semaphore::new(QUEUE_KIB as usize)), thread.context("starting a journal's thread")?);
-        Ok(Self { words, room, account, is_given_up, thread })
+        Ok(Self { words, room, account, is_given_up, is_read, thread })
     }
 
     /// Has a reply kept; waits where others wait before it, so that memory holds few.
@@ -113,6 +115,11 @@ impl Keeper {
         self.is_given_up.load(Relaxed)
     }
 
+    /// Nothing of what was recorded before is to be read any more.
+    pub(super) fn read(&self) {
+        self.is_read.store(true, Relaxed);
+    }
+
     /// Waits until all is written that will be. Blocks.
     pub(super) fn end(self) {
         let Self { words, thread, .. } = self;
@@ -130,20 +137,23 @@ struct Desk {
     replies: u64,
     identity: Digest,
     account: Account,
-    /// Of the snapshots beside it.
-    snapshot_bytes: u64,
+    /// Bytes of the snapshots beside it, by their calls.
+    snapshots: BTreeMap<u64, u64>,
     /// Frames that are not in the file.
     waiting: Vec<u8>,
     /// How many of their bytes all journals together were told of.
     charged: u64,
     is_failing: bool,
     is_given_up: Arc<AtomicBool>,
+    /// Whether the attempt has read all of the file that it needs.
+    is_read: Arc<AtomicBool>,
 }
 
 impl Desk {
     fn work(mut self, mut inbox: mpsc::Receiver<Word>) {
         while let Some(word) = inbox.blocking_recv() {
             if self.is_given_up.load(Relaxed) {
+                self.empty_once_read();
                 continue;
             }
             match word {
@@ -166,8 +176,19 @@ impl Desk {
                 }
             }
         }
-        self.flush();
+        // The attempt is over: nobody reads.
+        self.is_read.store(true, Relaxed);
+        if self.is_given_up.load(Relaxed) {
+            self.empty_once_read();
+        } else {
+            self.flush();
+        }
         self.account.waited(self.charged);
+    }
+
+    /// Bytes of the snapshots.
+    fn snapshot_bytes(&self) -> u64 {
+        self.snapshots.values().sum()
     }
 
     fn snapshot(&mut self, calls: u64, state: &JobState) -> anyhow::Result<()> {
@@ -177,19 +198,17 @@ impl Desk {
         self.file.sync_data().context("syncing a job's journal")?;
         let bytes = snapshot::encoded(self.identity, calls, state)?;
         // The older ones go once it is there: until then all of them take room.
-        if !self.account.hold(self.good + self.snapshot_bytes + bytes.len() as u64) {
+        if !self.account.hold(self.good + self.snapshot_bytes() + bytes.len() as u64) {
             return Err(anyhow!("journals have taken all the room that they may, in all or of its tenant"));
         }
-        let written = snapshot::write(&self.dir, calls, &bytes);
-        let whole_bytes = bytes_of(&self.dir).context("measuring a job's journal")?;
-        self.snapshot_bytes = whole_bytes.saturating_sub(self.good);
-        self.account.hold(whole_bytes);
+        let written = snapshot::write(&self.dir, calls, &bytes, &mut self.snapshots);
+        self.account.hold(self.good + self.snapshot_bytes());
         written
     }
 
     /// Writes what waits; whether nothing waits any more.
     fn flush(&mut self) -> bool {
-        if !self.account.hold(self.good + self.snapshot_bytes + self.waiting.len() as u64) {
+        if !self.account.hold(self.good + self.snapshot_bytes() + self.waiting.len() as u64) {
             self.give_up("journals have taken all the room that they may, in all or of its tenant");
             return false;
         }
@@ -237,6 +256,15 @@ impl Desk {
         self.is_given_up.store(true, Relaxed);
         self.account.waited(std::mem::take(&mut self.charged));
         self.waiting = Vec::new();
+        self.empty_once_read();
+    }
+
+    /// Gives the room back, unless the attempt still reads what was recorded before it: then later.
+    fn empty_once_read(&mut self) {
+        let is_empty = self.good == IDENTITY_BYTES as u64 && self.snapshots.is_empty();
+        if is_empty || !self.is_read.load(Relaxed) {
+            return;
+        }
         let empty = || -> io::Result<()> {
             for entry in self.dir.entries()? {
                 let name = entry?.file_name();
@@ -248,7 +276,11 @@ impl Desk {
             self.file.set_len(IDENTITY_BYTES as u64)
         };
         match empty() {
-            Ok(()) => drop(self.account.hold(IDENTITY_BYTES as u64)),
+            Ok(()) => {
+                self.good = IDENTITY_BYTES as u64;
+                self.snapshots.clear();
+                self.account.hold(self.good);
+            }
             Err(error) => tracing::warn!("a job's journal could not be emptied: {error}"),
         }
     }

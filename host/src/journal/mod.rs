@@ -21,7 +21,7 @@ mod space;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use book::BegunElsewhere;
+pub(crate) use book::{BegunElsewhere, VERSION, identity};
 pub(crate) use scribe::{Fault, Scribe, Tally, Terms};
 pub(crate) use shelf::Shelf;
 pub(crate) use space::{DISK_BYTES_MAX, Space};

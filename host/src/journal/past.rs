@@ -131,6 +131,11 @@ impl Past {
         self.left == 0
     }
 
+    /// Whether nothing more is to be read of the file.
+    pub(super) fn is_read(&self) -> bool {
+        self.frames.is_none() && self.ahead.values().all(Entry::is_at_hand)
+    }
+
     /// Entries in memory.
     #[cfg(test)]
     pub(super) fn at_hand(&self) -> usize {

@@ -48,6 +48,11 @@ impl Entry {
         }
     }
 
+    /// Whether the reply's bytes need not be read.
+    pub(super) fn is_at_hand(&self) -> bool {
+        matches!(self.reply, Reply::Here(_))
+    }
+
     /// The reply's bytes. Blocks, where they are read.
     pub(super) fn reply(self, file: &mut File) -> io::Result<Vec<u8>> {
         match self.reply {

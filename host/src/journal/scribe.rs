@@ -2,6 +2,9 @@
 //!
 //! Never delivers that an engine died: whoever runs the job is told, and the job, run again, does not know.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use nodus_protocol::{Client, JobSlot, TrunkSlot, channel};
@@ -72,9 +75,24 @@ pub(crate) struct Last {
     pub(crate) is_further: bool,
 }
 
+/// How many calls a job has made, as far as they were taken: at most as many as it has.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Calls(Arc<AtomicU64>);
+
+impl Calls {
+    pub(crate) fn made(&self) -> u64 {
+        self.0.load(SeqCst)
+    }
+
+    pub(super) fn one_more(&self) {
+        self.0.fetch_add(1, SeqCst);
+    }
+}
+
 /// The scribe of one attempt at a job.
 pub(crate) struct Scribe {
     client: Client,
+    calls: Calls,
     asks: mpsc::Sender<Ask>,
     news: watch::Receiver<News>,
 }
@@ -85,13 +103,19 @@ impl Scribe {
         let (client, inbox) = channel(QUEUE);
         let (asks, asked) = mpsc::channel(2);
         let (teller, news) = watch::channel(News { is_caught_up: book.is_new, ..News::default() });
-        tokio::spawn(Carrier::new(terms, book, teller).work(inbox, asked));
-        Self { client, asks, news }
+        let calls = Calls::default();
+        tokio::spawn(Carrier::new(terms, book, (teller, calls.clone())).work(inbox, asked));
+        Self { client, calls, asks, news }
     }
 
     /// What the job has in place of its engine.
     pub(crate) fn client(&self) -> Client {
         self.client.clone()
+    }
+
+    /// How many calls the job makes.
+    pub(crate) fn calls(&self) -> Calls {
+        self.calls.clone()
     }
 
     /// Resolves when the job cannot go on.

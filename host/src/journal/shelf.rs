@@ -48,7 +48,18 @@ impl Shelf {
 
     /// What a job's journal is of; none where it has none.
     pub(crate) fn identity(&self, job: &str) -> Option<Digest> {
-        book::identity(&self.dir.open_dir(job).ok()?)
+        book::identity_in(&self.dir.open_dir(job).ok()?)
+    }
+
+    /// Forgets all but the first calls of a job, where it has a journal.
+    ///
+    /// # Errors
+    /// What the operating system says; then it is done again.
+    pub(crate) fn cut(&self, job: &str, calls: u64) -> anyhow::Result<()> {
+        match self.dir.open_dir(job) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            dir => dir.and_then(|dir| book::cut(&dir, calls)).context("cutting a job's journal"),
+        }
     }
 
     /// The job has ended.

@@ -2,6 +2,7 @@
 //!
 //! Never seen half-written: it is made under another name, synced, and renamed; and never believed without its digest.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 
 use anyhow::Context as _;
@@ -14,7 +15,7 @@ use crate::store::sync_dir;
 
 const PREFIX: &str = "snapshot-";
 /// What is being made.
-const NEW: &str = "new";
+pub(super) const NEW: &str = "new";
 const DIGEST_BYTES: usize = 32;
 
 /// The bytes of one.
@@ -27,11 +28,20 @@ pub(super) fn encoded(identity: Digest, calls: u64, state: &JobState) -> anyhow:
     Ok(bytes)
 }
 
-/// Writes one, and removes those that are not needed any more.
+/// Bytes of each of those that are there, by its calls.
+///
+/// # Errors
+/// What the operating system says.
+pub(super) fn sizes(dir: &Dir) -> anyhow::Result<BTreeMap<u64, u64>> {
+    let size = |calls: u64| Ok((calls, dir.metadata(name(calls))?.len()));
+    all(dir)?.into_iter().map(size).collect::<io::Result<_>>().context("measuring snapshots")
+}
+
+/// Writes one, removes those that are not needed any more, and keeps the count of those that are there.
 ///
 /// # Errors
 /// What the operating system says; then those before are as they were.
-pub(super) fn write(dir: &Dir, calls: u64, bytes: &[u8]) -> anyhow::Result<()> {
+pub(super) fn write(dir: &Dir, calls: u64, bytes: &[u8], sizes: &mut BTreeMap<u64, u64>) -> anyhow::Result<()> {
     let make = || -> io::Result<()> {
         let mut file = dir.create(NEW)?;
         file.write_all(bytes)?;
@@ -45,10 +55,23 @@ pub(super) fn write(dir: &Dir, calls: u64, bytes: &[u8]) -> anyhow::Result<()> {
         drop(dir.remove_file(NEW));
     }
     made.context("writing a snapshot")?;
-    for older in all(dir)?.into_iter().rev().skip(SNAPSHOTS_KEPT) {
-        dir.remove_file(name(older)).context("removing an older snapshot")?;
+    sizes.insert(calls, bytes.len() as u64);
+    while sizes.len() > SNAPSHOTS_KEPT
+        && let Some(older) = sizes.first_entry()
+    {
+        dir.remove_file(name(*older.key())).context("removing an older snapshot")?;
+        older.remove();
     }
     Ok(())
+}
+
+/// Removes those of more calls.
+///
+/// # Errors
+/// What the operating system says.
+pub(super) fn cut(dir: &Dir, calls: u64) -> io::Result<()> {
+    let after = all(dir).map_err(io::Error::other)?.into_iter().filter(|of| *of > calls);
+    after.into_iter().try_for_each(|of| dir.remove_file(name(of)))
 }
 
 /// The latest that can be used: whole, of this identity, and of no more calls than the journal has.

@@ -85,6 +85,12 @@ impl Space {
         held.insert(job, None, bytes);
     }
 
+    /// Bytes that a job's journal is counted with.
+    #[cfg(test)]
+    pub(super) fn held_by(&self, job: &str) -> u64 {
+        self.held().jobs.get(job).map_or(0, |(_, bytes)| *bytes)
+    }
+
     /// A journal is gone.
     pub(super) fn gone(&self, job: &str) {
         self.held().remove(job);

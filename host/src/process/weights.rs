@@ -5,7 +5,8 @@
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nodus_kernels::{SharedPlace, SharedWeights};
 use nodus_protocol::frame::{decode, encode};
@@ -16,17 +17,38 @@ use super::handover::{AT_ONCE_MAX, give, take};
 /// Bytes of a table at most: some hundred thousand weights.
 const TABLE_BYTES_MAX: u32 = 16 << 20;
 
+/// How long one process may be at making them before another makes its own: those that wait do not wait for one that hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 /// The parent's part: keeps what the first process made for those that come after it.
-#[derive(Debug, Default)]
-pub(crate) struct Keeper(Mutex<Kept>);
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    kept: Mutex<Kept>,
+    /// Whether there is something new for those that wait.
+    changed: Condvar,
+    patience: Duration,
+}
 
 #[derive(Debug, Default)]
 struct Kept {
-    weights: Option<SharedWeights>,
+    weights: Option<Arc<SharedWeights>>,
     users: usize,
+    /// Who was told last to make them, by a number of its own, and when.
+    making: Option<(u64, Instant)>,
+    made: u64,
+}
+
+impl Default for Keeper {
+    fn default() -> Self {
+        Self::with_patience(PATIENCE)
+    }
 }
 
 impl Keeper {
+    fn with_patience(patience: Duration) -> Self {
+        Self { kept: Mutex::default(), changed: Condvar::new(), patience }
+    }
+
     /// A socket for one more process. A thread answers at its other end until the process is gone.
     ///
     /// # Errors
@@ -44,27 +66,84 @@ impl Keeper {
     }
 
     fn attend(&self, mut stream: &UnixStream) -> io::Result<()> {
-        {
-            // While one makes them, whoever comes next waits for this lock: until they are there, or that process has ended.
-            let mut kept = self.kept();
-            send(stream, kept.weights.as_ref())?;
-            if kept.weights.is_none() {
-                kept.weights = receive(stream)?;
+        let _user = match self.weights() {
+            Ok(weights) => {
+                let user = User(self);
+                send(stream, Some(&weights))?;
+                user
             }
-            kept.users += 1;
-        }
+            Err(turn) => {
+                send(stream, None)?;
+                turn.end(receive(stream)?)
+            }
+        };
         // Nothing more is said; the stream ends with the process.
-        let ended = stream.read(&mut [0]).map(drop);
+        stream.read(&mut [0]).map(drop)
+    }
+
+    /// The weights, used by one more. Else it is whose asks turn to make them. Waits for one that is at it, and not for ever.
+    fn weights(&self) -> Result<Arc<SharedWeights>, Turn<'_>> {
         let mut kept = self.kept();
+        loop {
+            if let Some(weights) = kept.weights.clone() {
+                kept.users += 1;
+                return Ok(weights);
+            }
+            let left = kept.making.and_then(|(_, since)| self.patience.checked_sub(since.elapsed())).unwrap_or_default();
+            if left.is_zero() {
+                if kept.making.is_some() {
+                    tracing::warn!("a process has been at making weights for long; another one makes its own");
+                }
+                kept.made += 1;
+                let number = kept.made;
+                kept.making = Some((number, Instant::now()));
+                return Err(Turn { keeper: self, number });
+            }
+            (kept, _) = self.changed.wait_timeout(kept, left).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Somebody's turn to make the weights; dropped, it is the next one's.
+struct Turn<'a> {
+    keeper: &'a Keeper,
+    number: u64,
+}
+
+impl<'a> Turn<'a> {
+    /// What came of it. Where another was quicker, this one keeps its own, and keeps the other's from going before it: nobody counts which are whose.
+    fn end(self, made: Option<SharedWeights>) -> User<'a> {
+        let mut kept = self.keeper.kept();
+        if kept.weights.is_none() {
+            kept.weights = made.map(Arc::new);
+        }
+        kept.users += 1;
+        User(self.keeper)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut kept = self.keeper.kept();
+        kept.making = kept.making.filter(|(number, _)| *number != self.number);
+        self.keeper.changed.notify_all();
+    }
+}
+
+/// One that uses the weights.
+struct User<'a>(&'a Keeper);
+
+impl Drop for User<'_> {
+    fn drop(&mut self) {
+        let mut kept = self.0.kept();
         kept.users -= 1;
         if kept.users == 0 {
             kept.weights = None;
         }
-        ended
-    }
-
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -195,5 +274,27 @@ mod tests {
         assert!(cannot.ask().unwrap().is_none());
         cannot.tell(None).unwrap();
         assert!(link(&keeper).ask().unwrap().is_none());
+    }
+    /// One that hangs while it makes them: the next one does not wait for its end, and what the slow one brings at last harms nobody.
+    #[test]
+    fn one_that_hangs_holds_nobody_up_for_longer_than_patience() {
+        let keeper = Arc::new(Keeper::with_patience(Duration::from_secs(1)));
+        let hangs = link(&keeper);
+        assert!(hangs.ask().unwrap().is_none());
+        let others = [link(&keeper), link(&keeper)];
+        let asking = others.map(|link| {
+            std::thread::spawn(move || {
+                let got = link.ask().unwrap();
+                if got.is_none() {
+                    link.tell(Some(&made(2))).unwrap();
+                }
+                (link, got.is_none())
+            })
+        });
+        let asked = asking.map(|asking| asking.join().unwrap());
+        assert_eq!(asked.iter().filter(|(_, is_maker)| *is_maker).count(), 1, "one makes them, and the other has them of it");
+        hangs.tell(Some(&made(3))).unwrap();
+        drop(hangs);
+        assert_eq!(link(&keeper).ask().unwrap().unwrap().extents.len(), 2, "the slow one's are its own");
     }
 }

@@ -51,12 +51,17 @@ fn set_aside(parent: &Dir, (stale, partial): (&Dir, &OsStr), killed: &OsStr) -> 
     if !holds_anything(stale) {
         return parent.remove_dir_all(partial);
     }
-    match parent.remove_dir_all(killed) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => parent.rename(partial, parent, killed)?,
-    }
+    replace(parent, Path::new(partial), killed)?;
     tracing::warn!("an earlier run into this folder was killed: what it had written is now in {}", shown(Path::new(killed)));
     Ok(())
+}
+
+/// Gives a folder the place of another, which is gone.
+pub(super) fn replace(parent: &Dir, folder: &Path, other: &OsStr) -> io::Result<()> {
+    match parent.remove_dir_all(other) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => parent.rename(folder, parent, other),
+    }
 }
 
 /// Whether there is a folder, or a file with bytes in it.

@@ -174,6 +174,18 @@ fn keep_records(figures: &Figures, folder: &Dir) -> anyhow::Result<Kept> {
 }
 
 impl Verdict {
+    /// Whether nothing is left to be done of the job: it was neither cut off nor failed by the host. One that was to go on and was not started has
+    /// what it did before.
+    pub(crate) fn is_over(&self, fared: &Fared, goes_on: bool) -> bool {
+        match self.status {
+            Status::Completed | Status::Stopped => true,
+            Status::NotStarted => !goes_on,
+            Status::Failed(_) => !goes_on || fared.ended.is_ok(),
+            Status::Cancelled => matches!(&fared.ended, Ok(Some(Ended { end: Some(_), .. }))),
+            Status::Broken(_) => false,
+        }
+    }
+
     /// What is said about what was kept.
     pub(crate) fn kept_text(&self, post: &Post, fared: &Fared) -> String {
         let place = shown(post.folder.path());

@@ -5,11 +5,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use nodus_engine::JobBytes;
 use nodus_protocol::{EngineError, JobSlot};
 use nodus_sandbox::services::Trunk;
-use nodus_sandbox::{Failure, JobEnd, JobSpec, Outcome, Sandbox, Usage};
+use nodus_sandbox::{Failure, JobEnd, JobSpec, Outcome, Sandbox, StopFlag, Usage};
 use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
@@ -17,6 +17,7 @@ use super::course::{Course, Ended};
 use super::device::{Class, Device, Rig};
 use super::display::Display;
 use super::inputs::Job;
+use super::keep::Keep;
 use super::neighbours::Neighbours;
 use super::output::Folder;
 use super::sharing::Sharing;
@@ -25,7 +26,9 @@ use super::view::View;
 use crate::cli::Lane;
 use crate::error::{again, refusal};
 use crate::guest::{OS_SANDBOX, Order, Process, Size, Terms};
+use crate::journal::{Fault, Scribe, Tally};
 use crate::machine;
+use crate::text::count;
 
 /// A job with the folder that its results go to.
 #[derive(Clone)]
@@ -34,8 +37,16 @@ pub(crate) struct Post {
     pub(crate) folder: Arc<Folder>,
 }
 
-/// A job about to run: what its engine knows it by, and its trunk there.
-type Seat = (JobSlot, Post, Trunk);
+/// A job about to run.
+struct Seat {
+    /// What its engine knows it by.
+    slot: JobSlot,
+    post: Post,
+    /// Its model in the engine.
+    trunk: Trunk,
+    /// Of the engine's device.
+    class: Arc<Class>,
+}
 
 /// How a job fared, and the engine that it ran in.
 pub(crate) struct Fared {
@@ -74,6 +85,8 @@ struct Shared {
     is_warned: AtomicBool,
     display: Display,
     stopper: Arc<Stopper>,
+    /// What the run keeps of itself, where it is one that can go on.
+    keep: Option<Arc<Keep>>,
     neighbours: Neighbours,
 }
 
@@ -94,7 +107,7 @@ impl Crew {
     pub(crate) fn start(
         sandbox: Arc<Sandbox>,
         terms: Terms,
-        told: (Display, Arc<Stopper>),
+        (display, stopper, keep): (Display, Arc<Stopper>, Option<Arc<Keep>>),
         guests: usize,
         rig: Rig<'_>,
     ) -> anyhow::Result<Self> {
@@ -105,9 +118,9 @@ impl Crew {
             // Nothing would stop a guest that spins.
             sandbox.watch_ticker(|| std::process::abort()).context("watching the sandbox's ticker")?;
         }
-        let ((display, stopper), neighbours, is_warned) = (told, Neighbours::default(), AtomicBool::new(false));
+        let (neighbours, is_warned) = (Neighbours::default(), AtomicBool::new(false));
         stopper.tell_on(display.clone());
-        let shared = Arc::new(Shared { sandbox, terms, threads, is_warned, display, stopper, neighbours });
+        let shared = Arc::new(Shared { sandbox, terms, threads, is_warned, display, stopper, keep, neighbours });
         Ok(Self { runtime, shared })
     }
 
@@ -134,8 +147,10 @@ impl Crew {
         }
         let device = Device::start(posts.iter().map(|(_, post)| &*post.job.model), rig)?;
         let classes: Vec<Arc<Class>> = posts.iter().map(|(_, post)| Arc::new(device.class(&post.job.model))).collect();
-        let seats = posts.iter().map(|(slot, post)| Ok((*slot, post.clone(), device.trunk(&post.job.model)?)));
-        let seats = seats.collect::<anyhow::Result<Vec<_>>>()?;
+        let seat = |((slot, post), class): (&(JobSlot, Post), &Arc<Class>)| {
+            Ok(Seat { slot: *slot, post: post.clone(), trunk: device.trunk(&post.job.model)?, class: class.clone() })
+        };
+        let seats = posts.iter().zip(&classes).map(seat).collect::<anyhow::Result<Vec<_>>>()?;
         let ended = self.runtime.block_on(async {
             let home = self.shared.home(&seats).await?;
             let ended = self.together(seats, at_once, &home).await;
@@ -159,9 +174,9 @@ impl Crew {
     async fn together(&self, seats: Vec<Seat>, at_once: usize, home: &Home) -> Vec<anyhow::Result<Option<Ended>>> {
         let gate = Arc::new(Semaphore::new(at_once.max(1)));
         let mut outcomes = Vec::new();
-        for (slot, post, trunk) in seats {
-            let seat = gate.clone().acquire_owned().await.context("waiting for a seat");
-            let work = run_one(self.shared.clone(), home.clone(), (slot, post, trunk), seat);
+        for seat in seats {
+            let permit = gate.clone().acquire_owned().await.context("waiting for a seat");
+            let work = run_one(self.shared.clone(), home.clone(), seat, permit);
             let (sender, outcome) = oneshot::channel();
             // Not the task's handle, which would keep all of the task's memory.
             tokio::spawn(async move { sender.send(work.await) });
@@ -185,7 +200,7 @@ impl Shared {
         if seats.is_empty() || self.terms.in_process {
             return Ok(Home::Here);
         }
-        let jobs = || seats.iter().map(|(_, post, _)| &post.job);
+        let jobs = || seats.iter().map(|seat| &seat.post.job);
         let dataset_bytes = jobs().map(|job| job.dataset_bytes()).sum();
         let size = Size::new(self.threads, jobs().map(|job| job.limits), dataset_bytes, self.terms.silence);
         let process = Process::start(self.sandbox.settings(), size).await?;
@@ -221,21 +236,90 @@ impl Shared {
 async fn run_one(
     shared: Arc<Shared>,
     home: Home,
-    (slot, post, trunk): Seat,
-    seat: anyhow::Result<OwnedSemaphorePermit>,
+    seat: Seat,
+    permit: anyhow::Result<OwnedSemaphorePermit>,
 ) -> anyhow::Result<Option<Ended>> {
-    let _seat = seat?;
+    let _permit = permit?;
     let Some(stop) = shared.stopper.enlist() else { return Ok(None) };
-    let view = View::start(shared.display.job(post.job.name.as_deref()))?;
+    let view = View::start(shared.display.job(seat.post.job.name.as_deref()))?;
+    match shared.keep.clone() {
+        Some(keep) => kept(&shared, &home, (seat, view), keep).await.map(Some),
+        None => {
+            let Seat { slot, post, trunk, .. } = &seat;
+            let course = Course {
+                slot: *slot,
+                job: &post.job,
+                folder: &post.folder,
+                trunk: trunk.clone(),
+                stop,
+                audience: Box::new(view),
+                note: Box::new(|_| Ok(())),
+                neighbours: &shared.neighbours,
+            };
+            course.run(|order| shared.run(&home, &post.job, order), shared.stopper.end()).await.map(Some)
+        }
+    }
+}
+
+/// The same of a job that is kept as it goes, and goes on where it was interrupted.
+async fn kept(shared: &Shared, home: &Home, (seat, view): (Seat, View), keep: Arc<Keep>) -> anyhow::Result<Ended> {
+    let Seat { slot, post, mut trunk, class } = seat;
+    let (opener, engine, cohort) = (keep.clone(), trunk.clone(), post.job.cohort);
+    let open = move || opener.scribe(slot, &class, &engine, cohort);
+    let scribe = tokio::task::spawn_blocking(open).await.context("opening a job's journal")??;
+    trunk.engine = scribe.client();
+    let calls = scribe.calls();
+    let stop = StopFlag::default();
     let course = Course {
         slot,
         job: &post.job,
         folder: &post.folder,
         trunk,
-        stop,
+        stop: stop.clone(),
         audience: Box::new(view),
-        note: Box::new(|_| Ok(())),
+        note: Box::new(move |_| keep.note_stop(slot, calls.made())),
         neighbours: &shared.neighbours,
     };
-    course.run(|order| shared.run(&home, &post.job, order), shared.stopper.end()).await.map(Some)
+    let cut = async {
+        tokio::select! {
+            () = shared.stopper.end() => {}
+            _ = scribe.failed() => {}
+        }
+    };
+    let ended = tokio::select! {
+        ended = course.run(|order| shared.run(home, &post.job, order), cut) => ended,
+        () = pass_stop_on((&shared.stopper, &stop), &scribe) => bail!("a stop was passed on for ever"),
+        () = tell_going_on(shared, &scribe, post.job.name.as_deref()) => bail!("that a job went on was told for ever"),
+    };
+    let (is_whole, fault) = (scribe.is_caught_up(), scribe.fault());
+    scribe.end().await;
+    match (fault, ended?) {
+        (Some(Fault::Lost(how)), _) => bail!("the device was lost: {how}"),
+        (Some(Fault::Host(how) | Fault::Diverged(how)), _) => bail!(how),
+        (None, ended) if ended.end.is_some() && !is_whole => {
+            bail!("run again, the job ended before it had asked all that it asked before")
+        }
+        (None, ended) => Ok(ended),
+    }
+}
+
+/// Asks a job to stop once that is asked of the run, and the job is where it was when it was interrupted: what it did until then it did unasked.
+/// Never resolves.
+async fn pass_stop_on((stopper, stop): (&Stopper, &StopFlag), scribe: &Scribe) {
+    stopper.asked().await;
+    scribe.caught_up().await;
+    stop.request();
+    std::future::pending().await
+}
+
+/// Says what was done again, once nothing more is. Never resolves.
+async fn tell_going_on(shared: &Shared, scribe: &Scribe, name: Option<&str>) {
+    scribe.caught_up().await;
+    let Tally { answered, repeated, repeated_steps, .. } = scribe.tally();
+    if answered + repeated > 0 {
+        let name = name.map_or_else(String::new, |name| format!("{name}: "));
+        let (calls, steps) = (count(answered, "call"), count(repeated_steps, "step"));
+        shared.display.note(&format!("{name}went on where it was cut off: {calls} answered from its journal, {steps} done again"));
+    }
+    std::future::pending().await
 }

@@ -12,6 +12,7 @@ pub(crate) mod crew;
 pub(crate) mod device;
 pub(crate) mod display;
 pub(crate) mod inputs;
+mod keep;
 pub(crate) mod needs;
 pub(crate) mod neighbours;
 mod output;
@@ -48,8 +49,10 @@ use crew::{Crew, Fared, Post};
 use device::Rig;
 use display::Display;
 use inputs::{Job, Opener};
+pub(crate) use keep::Keep;
 pub(crate) use output::Folder;
 use output::Output;
+use sharing::Sharing;
 use stop::Stopper;
 use summary::Machine;
 
@@ -61,7 +64,7 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let paths = surroundings.paths;
     let stopper = Stopper::listen()?;
     // Before anything is read, since a place that cannot be written to is known at once.
-    let output = Output::create(paths, &args.out)?;
+    let output = Output::create(paths, &args.out, args.resume)?;
     let asked = asked::asked(paths, args)?;
     let upload = over(Limits::DEFAULT, &args.limits);
     let sandbox = Arc::new(Sandbox::new(SandboxOptions { upload })?);
@@ -82,20 +85,46 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let chosen = choice::choose(store, surroundings, wanted, jobs.iter().map(|job| &*job.model))?;
     let buffer_bytes_max = needs::admit(&jobs, args.lane, at_once, (&chosen, args.device), paths)?;
     let mut books = Books::open(store.dir()?)?;
+    let keep = match args.resume {
+        false => Keep::begin(output.journal(), &jobs, args.snapshot_every)?,
+        true => Keep::go_on(output.journal(), &jobs, args.snapshot_every)?,
+    };
+    let keep = Arc::new(keep);
     let posts = posts(jobs, &output)?;
 
     let began = Instant::now();
     let display = Display::new(surroundings.is_terminal, posts.len());
     display.note(&format!("computing on {}", chosen.name()));
     let rig = Rig { chosen: &chosen, args: args.device, buffer_bytes_max, expected: None, weights: None };
-    let crew = Crew::start(sandbox, terms, (display, stopper), at_once, rig)?;
+    let crew = Crew::start(sandbox, terms, (display.clone(), stopper, Some(keep.clone())), at_once, rig)?;
     let (fared, sharing) = crew.run(&posts, args.lane, at_once, rig);
     let wall_seconds = began.elapsed().as_secs_f64();
 
     let mut office = Office { store, books: &mut books, lane: args.lane.name() };
     let ends = posts.iter().zip(&fared).enumerate();
     let verdicts: Vec<Verdict> = ends.map(|(number, (post, fared))| conclude(&mut office, &account(number, fared), post, fared)).collect();
-    if let ([post], [fared], [verdict]) = (posts.as_slice(), fared.as_slice(), verdicts.as_slice())
+    let is_over = fared.iter().zip(&verdicts).all(|(fared, verdict)| verdict.is_over(fared, args.resume));
+    if !is_over {
+        keep.publish()?;
+        display.note("`--resume` goes on with what was cut off, from where it was");
+    }
+    let left = leave(&output, args, (&posts, &fared, &verdicts), (at_once, wall_seconds, sharing), out);
+    if is_over {
+        // Not before all is in its place.
+        keep.end();
+    }
+    left
+}
+
+/// Puts the results in their place, and says what they are.
+fn leave(
+    output: &Output,
+    args: &RunArgs,
+    (posts, fared, verdicts): (&[Post], &[Fared], &[Verdict]),
+    (at_once, wall_seconds, sharing): (usize, f64, Sharing),
+    out: &mut dyn Write,
+) -> anyhow::Result<Ending> {
+    if let ([post], [fared], [verdict]) = (posts, fared, verdicts)
         && post.job.name.is_none()
     {
         match verdict.kept {
@@ -103,16 +132,16 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
             Kept::Nothing | Kept::Left => {}
             Kept::Records | Kept::All(_) => output.publish()?,
         }
-        return told::one(&output, post, fared, verdict, out);
+        return told::one(output, post, fared, verdict, out);
     }
     let sequences = fared.iter().filter_map(Fared::figures).map(|figures| figures.sequences).sum();
     let reuse = if args.manifest.is_some() { None } else { sharing.reuse(sequences) };
-    let machine = Machine::new(args.lane, at_once, wall_seconds, &fared, (sharing, reuse));
-    let rows = publish(&output, &posts, &fared, &verdicts, &machine).map_err(|error| {
+    let machine = Machine::new(args.lane, at_once, wall_seconds, fared, (sharing, reuse));
+    let rows = publish(output, posts, fared, verdicts, &machine).map_err(|error| {
         let place = output.leave();
         error.context(format!("what the jobs wrote stays in {place}"))
     })?;
-    told::many(&output, &verdicts, &rows, &machine, out)
+    told::many(output, verdicts, &rows, &machine, out)
 }
 
 /// What the ledger knows a job of this run by.

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context as _;
 use cap_std::fs::{Dir, File, MetadataExt as _, OpenOptions};
 
-use super::claim::{beside, claim};
+use super::claim::{beside, claim, replace};
+use super::keep::Place;
 use crate::error::user;
 use crate::paths::{Paths, cannot, shown};
 use crate::store::sync_dir;
@@ -23,6 +24,8 @@ pub(super) struct Output {
     parent: Dir,
     name: PathBuf,
     partial: OsString,
+    /// Where the run keeps what lets it go on.
+    journal: Place,
     dir: Dir,
     /// Whether the results are to stay where they were made.
     stays: AtomicBool,
@@ -34,24 +37,40 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Begins a result folder for `path`.
+    /// Begins a result folder for `path`, perhaps of a run that goes on with one that was interrupted there: what that one left is set aside.
     ///
     /// # Errors
-    /// The user's: something is there already, another run is making it, or it cannot be made.
-    pub(super) fn create(paths: Paths, path: &Path) -> anyhow::Result<Self> {
+    /// The user's: something is there already, another run is making it, or it cannot be made; or there is nothing to go on with.
+    pub(super) fn create(paths: Paths, path: &Path, resumes: bool) -> anyhow::Result<Self> {
         let made = paths.missing_above(path);
         let begin = || -> anyhow::Result<Self> {
             let (parent, name) = paths.parent(path)?;
-            refuse_taken(&parent, &name, path)?;
+            let journal = Place::new(parent.try_clone().context("opening the folder of the results")?, beside(&name, ".journal"));
+            if resumes && !journal.is_taken() {
+                let text = "there is no interrupted run to go on with: without --resume one begins";
+                return Err(user(format!("--resume: into {} {text}", shown(path))));
+            }
+            let is_there = resumes && journal.is_published() && parent.exists(&name);
+            if !is_there {
+                refuse_taken(&parent, &name, path)?;
+            }
             let (partial, killed) = (beside(&name, ".partial"), beside(&name, ".killed"));
             let (dir, lock) = claim(&parent, &partial, &killed).map_err(|error| match error.kind() {
                 io::ErrorKind::WouldBlock => user(format!("another run is writing to {}: choose another folder for --out", shown(path))),
                 _ => cannot("create", path, &error),
             })?;
+            if is_there {
+                replace(&parent, &name, &killed).map_err(|error| cannot("set aside", path, &error))?;
+            }
             let (stays, made) = (AtomicBool::new(false), made.clone());
-            Ok(Self { path: path.to_owned(), parent, name, partial, dir, stays, made, paths, _lock: lock })
+            Ok(Self { path: path.to_owned(), parent, name, partial, journal, dir, stays, made, paths, _lock: lock })
         };
         begin().inspect_err(|_| paths.remove_empty(&made))
+    }
+
+    /// Where the run keeps what lets it go on.
+    pub(super) fn journal(&self) -> &Place {
+        &self.journal
     }
 
     /// The whole folder in the making, as one job's.
@@ -211,7 +230,7 @@ mod tests {
     fn results_appear_at_once_and_only_when_published() {
         let (root, paths) = root();
         let path = root.path().join("deep/out");
-        let output = Output::create(paths, &path).unwrap();
+        let output = Output::create(paths, &path, false).unwrap();
         output.folder().unwrap().dir().write("losses.jsonl", "x").unwrap();
         output.subfolder("member").unwrap().file("log.txt").unwrap();
         output.subfolder("idle").unwrap();
@@ -228,7 +247,7 @@ mod tests {
     fn what_cannot_be_published_stays_and_is_named() {
         let (root, paths) = root();
         let path = root.path().join("out");
-        let output = Output::create(paths, &path).unwrap();
+        let output = Output::create(paths, &path, false).unwrap();
         output.folder().unwrap().dir().write("losses.jsonl", "x").unwrap();
         paths.create_dir_all(&path).unwrap().write("theirs", "y").unwrap();
         let error = output.publish().unwrap_err();
@@ -241,13 +260,13 @@ mod tests {
     #[test]
     fn an_unpublished_result_leaves_nothing_behind() {
         let (root, paths) = root();
-        let output = Output::create(paths, &root.path().join("new/deep/out")).unwrap();
+        let output = Output::create(paths, &root.path().join("new/deep/out"), false).unwrap();
         output.subfolder("adapter").unwrap();
         drop(output);
         assert_eq!(listing(&root), Vec::<PathBuf>::new());
         let there = root.path().join("there");
         paths.create_dir_all(&there).unwrap();
-        drop(Output::create(paths, &there.join("new/out")).unwrap());
+        drop(Output::create(paths, &there.join("new/out"), false).unwrap());
         assert_eq!(listing(&root), [PathBuf::from("there")], "only what was made is removed");
         assert_eq!(paths.entries(&there).unwrap(), 0);
     }
@@ -255,7 +274,7 @@ mod tests {
     #[test]
     fn what_the_host_failed_at_is_left_and_set_aside() {
         let (root, paths) = root();
-        let output = Output::create(paths, &root.path().join("out")).unwrap();
+        let output = Output::create(paths, &root.path().join("out"), false).unwrap();
         output.subfolder("member").unwrap().file("log.txt").unwrap();
         output.set_aside("member").unwrap();
         output.leave();
@@ -276,7 +295,7 @@ mod tests {
             let taken = std::thread::scope(|scope| {
                 let run = || {
                     start.wait();
-                    let output = Output::create(paths, &path);
+                    let output = Output::create(paths, &path, false);
                     start.wait();
                     match output {
                         Ok(output) => {
@@ -313,12 +332,12 @@ mod tests {
         let (root, paths) = root();
         let path = root.path().join("out");
         let dir = paths.create_dir_all(&path).unwrap();
-        Output::create(paths, &path).unwrap().publish().unwrap();
+        Output::create(paths, &path, false).unwrap().publish().unwrap();
         dir.write("theirs", "x").unwrap_err(); // the empty folder was replaced
         paths.open_dir(&path).unwrap().write("theirs", "x").unwrap();
-        let full = Output::create(paths, &path).err().unwrap();
+        let full = Output::create(paths, &path, false).err().unwrap();
         assert!(full.to_string().contains("exists and is not empty"), "{full}");
-        let file = Output::create(paths, &path.join("theirs")).err().unwrap();
+        let file = Output::create(paths, &path.join("theirs"), false).err().unwrap();
         assert_eq!((exit_code(&full), exit_code(&file)), (2, 2));
     }
 
@@ -326,8 +345,8 @@ mod tests {
     fn two_runs_do_not_share_a_folder_and_a_dead_runs_is_set_aside() {
         let (root, paths) = root();
         let path = root.path().join("out");
-        let living = Output::create(paths, &path).unwrap();
-        let error = Output::create(paths, &path).err().unwrap();
+        let living = Output::create(paths, &path, false).unwrap();
+        let error = Output::create(paths, &path, false).err().unwrap();
         assert!(error.to_string().contains("another run"), "{error}");
         drop(living);
         let stale = paths.create_dir_all(&root.path().join(".out.partial")).unwrap();
@@ -335,7 +354,7 @@ mod tests {
         drop(stale);
         for _ in 0..2 {
             // What the second finds holds nothing, and takes nothing's place.
-            let output = Output::create(paths, &path).unwrap();
+            let output = Output::create(paths, &path, false).unwrap();
             assert!(!output.folder().unwrap().dir().exists("half"));
             output.folder().unwrap().file("losses.jsonl").unwrap();
             output.leave();

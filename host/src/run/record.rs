@@ -327,7 +327,7 @@ pub(super) mod tests {
 
     fn record() -> (Figures, [String; 4]) {
         let root = tempfile::tempdir().unwrap();
-        let output = Output::create(Paths::new(cap_std::ambient_authority()), &root.path().join("out")).unwrap();
+        let output = Output::create(Paths::new(cap_std::ambient_authority()), &root.path().join("out"), false).unwrap();
         let folder = output.folder().unwrap();
         let mut record = Record::create(&folder).unwrap();
         for event in events() {

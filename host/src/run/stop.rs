@@ -71,6 +71,14 @@ impl Stopper {
         Some(flag)
     }
 
+    /// Resolves when jobs are to stop.
+    pub(super) async fn asked(&self) {
+        let mut wish = self.wish.subscribe();
+        if wish.wait_for(|wish| *wish != Wish::GoOn).await.is_err() {
+            std::future::pending().await
+        }
+    }
+
     /// Resolves when jobs are to end at once.
     pub(super) async fn end(&self) {
         let mut wish = self.wish.subscribe();

@@ -70,15 +70,19 @@ pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.spawn(housekeeping::keep(app.clone()));
     runtime.spawn(housekeeping::watch_bars(app.clone()));
+    let floor_threads = floor::threads()?;
+    let floor = {
+        let _on = floor_threads.enter();
+        Floor::of_service((store, state, data_dir), surroundings, &settings.floor, settings.sandbox)?
+    };
     runtime.block_on(async {
-        let floor = Floor::of_service((store, state, data_dir), surroundings, &settings.floor, settings.sandbox)?;
         let answered = listen::answer(app, bound).await;
         if let Some(floor) = floor {
             floor.close(GRACE).await;
         }
         answered
     })?;
-    drop(runtime);
+    drop((floor_threads, runtime));
     drop(spans);
     Ok(Ending::Done)
 }

@@ -21,6 +21,11 @@ use crate::store::Store;
 
 /// Uploads that are taken at the same time; more wait.
 const UPLOADS_MAX: usize = 64;
+/// Uploads of one tenant at the same time.
+const UPLOADS_OF_ONE_MAX: usize = 8;
+/// Readings of the ledger at the same time, of all tenants and of one: each reads all of it.
+const LEDGERS_MAX: usize = 2;
+const LEDGERS_OF_ONE_MAX: usize = 1;
 /// Uploads that are checked or compiled at the same time: each takes a processor.
 const CHECKS_MAX: usize = 2;
 /// Streams that read their events at the same time, so that ten thousand woken at once leave readers of the database to other requests.
@@ -48,6 +53,8 @@ pub(crate) struct Service {
     pub(super) streams: Arc<Streams>,
     pub(super) uploads: Semaphore,
     pub(super) slots: Arc<Slots>,
+    pub(super) ledgers: Semaphore,
+    pub(super) ledger_slots: Arc<Slots>,
     pub(super) checks: Semaphore,
     pub(super) telling: Semaphore,
     pub(super) numbers: PrometheusHandle,
@@ -96,7 +103,9 @@ impl App {
             rates: Rates::default(),
             streams,
             uploads: Semaphore::new(UPLOADS_MAX),
-            slots: Arc::default(),
+            slots: Slots::new(UPLOADS_OF_ONE_MAX),
+            ledgers: Semaphore::new(LEDGERS_MAX),
+            ledger_slots: Slots::new(LEDGERS_OF_ONE_MAX),
             checks: Semaphore::new(CHECKS_MAX),
             telling: Semaphore::new(TELLING_MAX),
             numbers,

@@ -1,4 +1,4 @@
-//! Who has uploads under way, so that no tenant takes all of them.
+//! Who is at something that takes long, so that no tenant has all the turns: uploads, readings of the ledger.
 //!
 //! Counts only; what is refused is refused by who asks.
 
@@ -7,12 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nodus_state::TenantId;
 
-/// Uploads of one tenant at the same time.
-pub(super) const OF_ONE_MAX: usize = 8;
-
-/// How many each has.
-#[derive(Default)]
-pub(super) struct Slots(Mutex<HashMap<TenantId, usize>>);
+/// How many turns each tenant has, and how many one may have.
+pub(super) struct Slots {
+    of_one_max: usize,
+    taken: Mutex<HashMap<TenantId, usize>>,
+}
 
 /// One of them; given back when it is dropped.
 pub(super) struct Slot {
@@ -21,11 +20,20 @@ pub(super) struct Slot {
 }
 
 impl Slots {
+    pub(super) fn new(of_one_max: usize) -> Arc<Self> {
+        Arc::new(Self { of_one_max, taken: Mutex::default() })
+    }
+
+    /// How many one tenant may have.
+    pub(super) fn of_one_max(&self) -> usize {
+        self.of_one_max
+    }
+
     /// One more, where the tenant may have one.
     pub(super) fn take(self: &Arc<Self>, of: TenantId) -> Option<Slot> {
-        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let count = taken.entry(of).or_default();
-        if *count >= OF_ONE_MAX {
+        if *count >= self.of_one_max {
             return None;
         }
         *count += 1;
@@ -35,7 +43,7 @@ impl Slots {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut taken = self.slots.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.slots.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = taken.get_mut(&self.of) {
             *count -= 1;
             if *count == 0 {

@@ -15,7 +15,6 @@ use tokio_stream::StreamExt as _;
 
 use super::failure::Failure;
 use super::service::{App, Service};
-use super::slots::OF_ONE_MAX;
 
 /// Pieces on their way to the disk.
 const PIECES_MAX: usize = 16;
@@ -69,7 +68,7 @@ pub(super) async fn upload<T: Send + 'static>(
     end: impl FnOnce(&Service, Staged<'_>) -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
     let Some(_slot) = app.slots.take(of) else {
-        let detail = format!("{OF_ONE_MAX} uploads of yours are under way, expected at most so many at the same time");
+        let detail = format!("{} uploads of yours are under way, expected at most so many at the same time", app.slots.of_one_max());
         return Err(Failure::new(Code::RateLimited, detail).retry_after(1));
     };
     let _permit = app.uploads.acquire().await.map_err(|error| Failure::ours(error.into()))?;
@@ -77,7 +76,7 @@ pub(super) async fn upload<T: Send + 'static>(
     let (begin, begun) = oneshot::channel();
     let written = app.blocking(move |service| {
         let staged = match parts {
-            None => service.state.stage(bytes_max)?,
+            None => service.state.receive(of, bytes_max)?,
             Some(Part { digest, offset }) => service.state.resume(of, digest, offset, bytes_max)?,
         };
         // Who sends may be gone.

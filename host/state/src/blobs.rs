@@ -15,7 +15,7 @@ use crate::access::Access;
 use crate::database::lock;
 use crate::error::{Result, StateError};
 use crate::partial::FOLDER;
-use crate::quota::within;
+use crate::room::{Rooms, Share};
 
 const TMP: &str = "tmp";
 const BLOBS: &str = "blobs";
@@ -32,6 +32,7 @@ pub(crate) struct Blobs {
     /// Uploads that may be gone on with and are under way.
     pub(crate) busy: Mutex<BTreeSet<String>>,
     pub(crate) pins: Pins,
+    pub(crate) rooms: Rooms,
 }
 
 /// A file that is being written. Dropped, it is gone, unless it may be gone on with ([`State::resume`](crate::State::resume)).
@@ -42,8 +43,8 @@ pub struct Staged<'a> {
     pub(crate) hash: Sha256,
     pub(crate) bytes: u64,
     pub(crate) bytes_max: u64,
-    /// The tenant's quota, and what is used of it beside this.
-    pub(crate) quota: Option<(u64, u64)>,
+    /// Its part of its tenant's quota, where it is a tenant's.
+    pub(crate) share: Option<Share>,
     /// What its content is said to have for a digest.
     pub(crate) expected: Option<Digest>,
     /// Whether it stays where it is dropped before it is finished.
@@ -56,6 +57,8 @@ pub struct Kept {
     digest: Digest,
     bytes: u64,
     pins: Pins,
+    /// Until it is referred to, and counted as what its tenant keeps.
+    _share: Option<Share>,
 }
 
 impl Kept {
@@ -95,7 +98,7 @@ impl Blobs {
             }
             dir.create_dir(TMP).map_err(&failed)?;
         }
-        Ok(Self { dir, access, next: AtomicU64::new(0), busy: Mutex::default(), pins: Pins::default() })
+        Ok(Self { dir, access, next: AtomicU64::new(0), busy: Mutex::default(), pins: Pins::default(), rooms: Rooms::default() })
     }
 
     pub(crate) fn stage(&self, bytes_max: u64) -> Result<Staged<'_>> {
@@ -105,7 +108,7 @@ impl Blobs {
         let name = format!("{TMP}/{}", self.next.fetch_add(1, Relaxed));
         let options = OpenOptions::new().read(true).write(true).create_new(true).clone();
         let file = self.dir.open_with(&name, &options).map_err(StateError::file(WRITING))?;
-        Ok(Staged { blobs: self, name, file, hash: Sha256::new(), bytes: 0, bytes_max, quota: None, expected: None, stays: false })
+        Ok(Staged { blobs: self, name, file, hash: Sha256::new(), bytes: 0, bytes_max, share: None, expected: None, stays: false })
     }
 
     /// The blob's file.
@@ -194,7 +197,7 @@ impl Staged<'_> {
     ///
     /// # Errors
     /// The disk's: nothing was kept.
-    pub fn keep(self) -> Result<Kept> {
+    pub fn keep(mut self) -> Result<Kept> {
         let digest = Digest::from_bytes(self.hash.clone().finalize().into());
         let failed = StateError::file("keeping a blob");
         self.file.sync_all().map_err(&failed)?;
@@ -212,21 +215,24 @@ impl Staged<'_> {
             put().map_err(&failed)?;
         }
         *pins.entry(digest).or_default() += 1;
-        Ok(Kept { digest, bytes: self.bytes, pins: self.blobs.pins.clone() })
+        let mut share = self.share.take();
+        share.iter_mut().for_each(Share::stay);
+        Ok(Kept { digest, bytes: self.bytes, pins: self.blobs.pins.clone(), _share: share })
     }
 }
 
 impl Write for Staged<'_> {
     /// Refuses what goes beyond the size that was allowed, with `FileTooLarge`; beyond the quota, with the [`StateError`] within.
     fn write(&mut self, content: &[u8]) -> io::Result<usize> {
-        let asked = self.bytes + content.len() as u64;
-        if asked > self.bytes_max {
+        let more = content.len() as u64;
+        if self.bytes + more > self.bytes_max {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        if let Some((max, used)) = self.quota {
-            within("stored-bytes", Some(max), used, asked).map_err(io::Error::other)?;
-        }
-        let count = self.file.write(content)?;
+        self.share.as_mut().map_or(Ok(()), |share| share.take(more)).map_err(io::Error::other)?;
+        let written = self.file.write(content);
+        let rest = more - written.as_ref().map_or(0, |count| *count as u64);
+        self.share.iter_mut().for_each(|share| share.give_back(rest));
+        let count = written?;
         self.hash.update(content.get(..count).unwrap_or(content));
         self.bytes += count as u64;
         Ok(count)
@@ -243,6 +249,7 @@ impl Drop for Staged<'_> {
             lock(&self.blobs.busy).remove(&self.name);
         }
         if self.stays && self.bytes > 0 {
+            self.share.iter_mut().for_each(Share::stay);
             return;
         }
         match self.blobs.dir.remove_file(&self.name) {

@@ -21,6 +21,7 @@ mod migrate;
 mod partial;
 mod quota;
 mod replay;
+mod room;
 mod spec;
 mod state;
 mod tenants;

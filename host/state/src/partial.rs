@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use crate::blobs::{Blobs, Staged};
 use crate::error::{Result, StateError};
 use crate::ids::TenantId;
-use crate::quota::within;
+use crate::room::Share;
 use crate::state::State;
 use crate::tenants::tenant;
 use crate::usage::stored_bytes;
@@ -63,21 +63,45 @@ impl State {
                 "{OF_ONE_MAX} uploads of yours are unfinished, expected one of them to be finished first"
             )));
         }
-        let (bound, stored) = self.database.read(|view| Ok((tenant(view, of)?.quota.stored_bytes, stored_bytes(view, of)?)))?;
-        let used = stored.saturating_add(self.unfinished_bytes(of)?.saturating_sub(there));
-        within("stored-bytes", bound, used, there.max(1))?;
-        let quota = bound.map(|max| (max, used));
-        self.blobs.resume(name, digest, (bytes_max, quota))
+        let share = self.share(of, (there, Some(&name)))?;
+        self.blobs.resume(name, digest, (bytes_max, share))
+    }
+
+    /// A file for a tenant's upload that cannot be gone on with, of so many bytes at most. It counts among what the tenant keeps as it comes.
+    ///
+    /// # Errors
+    /// The quota is used up; the disk's.
+    pub fn receive(&self, of: TenantId, bytes_max: u64) -> Result<Staged<'_>> {
+        let share = self.share(of, (0, None))?;
+        let mut staged = self.blobs.stage(bytes_max)?;
+        staged.share = Some(share);
+        Ok(staged)
+    }
+
+    /// An upload's part of its tenant's quota, where so many bytes of it are in the file of this name.
+    fn share(&self, of: TenantId, (there, name): (u64, Option<&str>)) -> Result<Share> {
+        let bound = self.database.read(|view| Ok(tenant(view, of)?.quota.stored_bytes))?;
+        Share::begin(&self.blobs.rooms, (of, bound), there, || {
+            let busy = self.blobs.busy.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let broken_off = self.partial_bytes(of, |file| Some(file) != name && !busy.contains(file))?;
+            Ok(self.database.read(|view| stored_bytes(view, of))?.saturating_add(broken_off))
+        })
     }
 
     /// What came so far of all uploads of a tenant that broke off, or are under way.
     pub(crate) fn unfinished_bytes(&self, of: TenantId) -> Result<u64> {
+        self.partial_bytes(of, |_| true)
+    }
+
+    /// The same of those files that are asked for.
+    fn partial_bytes(&self, of: TenantId, counts: impl Fn(&str) -> bool) -> Result<u64> {
         let sum = || -> io::Result<u64> {
             let prefix = prefix(of);
             let mut sum = 0;
             for entry in self.blobs.dir.read_dir(FOLDER)? {
                 let entry = entry?;
-                if entry.file_name().to_string_lossy().starts_with(&prefix) {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                if name.starts_with(&prefix) && counts(&format!("{FOLDER}/{name}")) {
                     // One that is done meanwhile is no longer one.
                     sum += entry.metadata().map_or(0, |about| about.len());
                 }
@@ -122,7 +146,7 @@ impl Blobs {
         Ok(names.iter().filter(|name| name.to_string_lossy().starts_with(&prefix)).count())
     }
 
-    fn resume(&self, name: String, expected: Digest, (bytes_max, quota): (u64, Option<(u64, u64)>)) -> Result<Staged<'_>> {
+    fn resume(&self, name: String, expected: Digest, (bytes_max, share): (u64, Share)) -> Result<Staged<'_>> {
         if !self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone()) {
             return Err(StateError::Upload("it is being uploaded, expected one upload of a content at a time".to_owned()));
         }
@@ -141,7 +165,7 @@ impl Blobs {
         };
         match open() {
             Ok((file, hash, bytes)) => {
-                Ok(Staged { blobs: self, name, file, hash, bytes, bytes_max, quota, expected: Some(expected), stays: true })
+                Ok(Staged { blobs: self, name, file, hash, bytes, bytes_max, share: Some(share), expected: Some(expected), stays: true })
             }
             Err(error) => {
                 self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);

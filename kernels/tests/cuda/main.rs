@@ -8,6 +8,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
 #![expect(clippy::print_stdout, reason = "skips and tables are for people")]
 
+mod beside;
 mod compile;
 mod exact;
 mod memory;

@@ -4,29 +4,22 @@ use std::time::Duration;
 
 use nodus_tests::assert_same;
 
-use crate::server::{Scene, Server, kept};
+use crate::server::{JOB, Scene, Server, kept};
 
-const JOB: [&str; 6] = ["--set", "steps=600", "--set", "dropout=0.1", "--held-out-count", "6"];
-
-fn start(scene: &Scene) -> Server<'_> {
-    Server::start_with(scene, &["--device", "cpu", "--snapshot-every", "0.3"])
-}
-
-fn went_on(scene: &Scene) -> usize {
-    scene.log().lines().filter(|line| line.contains("a job went on where it was cut off")).count()
-}
+/// Seconds between two snapshots.
+const EVERY: &str = "0.3";
 
 #[test]
 fn a_job_that_began_on_another_device_class_waits_for_it() {
     let scene = Scene::new();
-    let server = start(&scene);
+    let server = Server::start_keeping(&scene, EVERY);
     let id = &server.submit(&JOB)[0];
     server.steps(id, 30);
     server.kill_all();
     let journal = scene.host.path("data/journals").join(id).join("replies");
     let whole = std::fs::read(&journal).unwrap();
     std::fs::write(&journal, [&[7; 32], &whole[32..]].concat()).unwrap();
-    let server = start(&scene);
+    let server = Server::start_keeping(&scene, EVERY);
     let job = server.wait(id, |job| job["reason"].as_str().is_some_and(|reason| reason.contains("of the class that it began on")));
     assert_eq!((job["state"].as_str(), job["attempts"].as_u64()), (Some("queued"), Some(1)), "{job}");
     // Nobody else waits for it.
@@ -35,15 +28,15 @@ fn a_job_that_began_on_another_device_class_waits_for_it() {
     assert_eq!(server.job(id)["state"], "queued");
     server.end();
     std::fs::write(&journal, whole).unwrap();
-    let server = start(&scene);
+    let server = Server::start_keeping(&scene, EVERY);
     assert_eq!(server.ended(id)["state"], "succeeded");
-    assert_eq!(went_on(&scene), 1);
+    assert_eq!(scene.went_on().len(), 1);
 }
 
 #[test]
 fn restarts_and_making_room_are_no_failures() {
     let scene = Scene::new();
-    let server = start(&scene);
+    let server = Server::start_keeping(&scene, EVERY);
     let id = &server.submit(&JOB)[0];
     server.steps(id, 30);
     server.kill();
@@ -51,7 +44,7 @@ fn restarts_and_making_room_are_no_failures() {
     let state = rusqlite::Connection::open(scene.host.path("data/service/state.db")).unwrap();
     assert_eq!(state.execute("UPDATE jobs SET attempts = 500", []).unwrap(), 1);
     drop(state);
-    let server = start(&scene);
+    let server = Server::start_keeping(&scene, EVERY);
     server.wait(id, |job| job["attempts"] == 501 && job["state"] == "running");
     server.kill_one("guest");
     let job = server.ended(id);
@@ -62,7 +55,7 @@ fn restarts_and_making_room_are_no_failures() {
 fn failures_of_a_job_that_gets_on_between_them_do_not_add_up() {
     let scene = Scene::new();
     let long = [&JOB[2..], &["--set", "steps=2000"]].concat();
-    let server = start(&scene);
+    let server = Server::start_keeping(&scene, EVERY);
     let id = &server.submit(&long)[0];
     let snapshots = || {
         let files = std::fs::read_dir(scene.host.path("data/journals").join(id)).into_iter().flatten();
@@ -83,20 +76,20 @@ fn failures_of_a_job_that_gets_on_between_them_do_not_add_up() {
 fn what_is_kept_of_a_disabled_tenants_job_is_there_when_it_goes_on() {
     let scene = Scene::new();
     scene.run("run", &JOB);
-    let server = start(&scene);
+    let server = Server::start_keeping(&scene, EVERY);
     let id = &server.submit(&JOB)[0];
     server.steps(id, 30);
     server.kill_all();
     scene.host.ok(["tenant", "disable", "acme"]);
     // The first puts it back into the queue, the second finds it there, and sweeps.
     for _ in 0..2 {
-        let server = start(&scene);
+        let server = Server::start_keeping(&scene, EVERY);
         std::thread::sleep(Duration::from_millis(500));
         server.end();
     }
-    let server = start(&scene);
+    let server = Server::start_keeping(&scene, EVERY);
     scene.host.ok(["tenant", "disable", "--undo", "acme"]);
     assert_eq!(server.ended(id)["state"], "succeeded");
-    assert_eq!(went_on(&scene), 1, "it began anew");
+    assert_eq!(scene.went_on().len(), 1, "it began anew");
     assert_same(&kept(&scene.host.path("run")), &kept(&server.fetch(id, "fetched")), "after its tenant was disabled");
 }

@@ -23,10 +23,6 @@ enum Kill {
     All,
 }
 
-fn start(scene: &Scene) -> Server<'_> {
-    Server::start_with(scene, &["--device", "cpu", "--snapshot-every", EVERY])
-}
-
 /// Numbers that look random, the same for the same seed (splitmix64).
 struct Random(u64);
 
@@ -51,16 +47,15 @@ fn told(server: &Server<'_>, id: &str) -> (Vec<(Value, Value)>, String) {
 }
 
 /// A field of every line about a job that went on, by its name.
-fn figures(log: &str, name: &str) -> Vec<u64> {
-    let lines = log.lines().filter(|line| line.contains("a job went on where it was cut off"));
-    let field = |line: &str| line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok());
-    lines.filter_map(field).collect()
+fn figures(scene: &Scene, name: &str) -> Vec<u64> {
+    let field = |line: &String| line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok());
+    scene.went_on().iter().filter_map(field).collect()
 }
 
 #[test]
 fn what_is_killed_at_random_points_goes_on_from_its_last_snapshot() {
     let scene = Scene::new();
-    let mut server = start(&scene);
+    let mut server = Server::start_keeping(&scene, EVERY);
     let undisturbed = &server.submit(&JOB)[0];
     assert_eq!(server.ended(undisturbed)["state"], "succeeded");
     let expected = (kept(&server.fetch(undisturbed, "undisturbed")), told(&server, undisturbed));
@@ -78,11 +73,11 @@ fn what_is_killed_at_random_points_goes_on_from_its_last_snapshot() {
                 Kill::Engine => server.kill_one("engine"),
                 Kill::Control => {
                     server.kill();
-                    server = start(&scene);
+                    server = Server::start_keeping(&scene, EVERY);
                 }
                 Kill::All => {
                     server.kill_all();
-                    server = start(&scene);
+                    server = Server::start_keeping(&scene, EVERY);
                 }
             }
         }
@@ -92,16 +87,15 @@ fn what_is_killed_at_random_points_goes_on_from_its_last_snapshot() {
         assert_same(&expected.0, &kept(&server.fetch(id, &format!("killed-{round}"))), &what);
         assert_eq!(told(&server, id), expected.1, "{what}");
     }
-    let log = scene.log();
-    let (repeated_ms, steps) = (figures(&log, "repeated_ms"), figures(&log, "repeated_steps"));
-    let (answered, most) = (figures(&log, "answered").iter().sum::<u64>(), repeated_ms.iter().max());
+    let (repeated_ms, steps) = (figures(&scene, "repeated_ms"), figures(&scene, "repeated_steps"));
+    let (answered, most) = (figures(&scene, "answered").iter().sum::<u64>(), repeated_ms.iter().max());
     println!(
         "{} attempts went on: {answered} calls answered from the journal, {} steps done again",
         steps.len(),
         steps.iter().sum::<u64>()
     );
     println!("work done again in one of them: {most:?} ms at most, {:?} steps at most", steps.iter().max());
-    assert!(steps.len() as u64 >= 2 * ROUNDS && answered > 0, "{log}");
+    assert!(steps.len() as u64 >= 2 * ROUNDS && answered > 0, "{}", scene.log());
     assert!(most.is_some_and(|most| *most <= REPEATED_MS_MAX), "{most:?} ms of work were done again");
     let journals = std::fs::read_dir(scene.host.path("data/journals")).unwrap().count();
     assert_eq!(journals, 0, "journals of jobs that ended are left");
@@ -110,64 +104,18 @@ fn what_is_killed_at_random_points_goes_on_from_its_last_snapshot() {
 #[test]
 fn a_service_that_ends_keeps_its_jobs_as_they_are() {
     let scene = Scene::new();
-    let server = Server::start(&scene);
+    let server = Server::start_keeping(&scene, EVERY);
     let undisturbed = &server.submit(&JOB)[0];
     let id = &server.submit(&[&JOB[2..], &["--set", "steps=5000"]].concat())[0];
     server.steps(id, 20);
     assert_eq!(server.ended(undisturbed)["state"], "succeeded");
     server.end();
-    let server = Server::start(&scene);
-    server.wait(id, |_| !figures(&scene.log(), "answered").is_empty());
-    let log = scene.log();
-    assert_eq!(figures(&log, "repeated"), [0], "{log}");
+    let server = Server::start_keeping(&scene, EVERY);
+    server.wait(id, |_| !figures(&scene, "answered").is_empty());
+    assert_eq!(figures(&scene, "repeated"), [0], "{}", scene.log());
     // Nobody asked it to stop.
     let steps = server.job(id)["last_step"]["step"].as_u64().unwrap();
     server.steps(id, steps + 100);
     server.ok(&["cancel", id]);
     assert_eq!(server.ended(id)["state"], "stopped");
-}
-
-/// A job of this seed ends its engine's process at its step 6: a fault that development builds have planted.
-const FAULTY: &str = "4195811333";
-
-#[test]
-fn a_job_that_ends_engines_is_found_out_and_the_others_go_on() {
-    let scene = Scene::new();
-    let server = start(&scene);
-    let honest = &server.submit(&JOB)[0];
-    server.steps(honest, 10);
-    let faulty = &server.submit(&["--set", "steps=100", "--seed", FAULTY])[0];
-    let job = server.ended(faulty);
-    assert_eq!((job["state"].as_str(), job["attempts"].as_u64()), (Some("failed"), Some(3)), "{job}");
-    assert!(job["message"].as_str().unwrap().starts_with("quarantined: "), "{job}");
-    let ended = server.ended(honest);
-    assert_eq!(ended["state"], "succeeded", "{ended}");
-    scene.run("run", &JOB);
-    assert_same(&kept(&scene.host.path("run")), &kept(&server.fetch(honest, "fetched")), "beside a job that ends engines");
-    let ledger = scene.host.ok(["audit", "ledger"]);
-    assert!(ledger.contains("quarantined"), "{ledger}");
-}
-
-#[test]
-fn a_job_that_is_suspected_is_tried_alone_and_goes_back_among_the_others() {
-    let scene = Scene::new();
-    // Long steps: wherever its engine is killed, it is at work.
-    let heavy = [&JOB[2..], &["--set", "steps=400", "--set", "batch_size=8"]].concat();
-    scene.run("run", &heavy);
-    let server = start(&scene);
-    let id = &server.submit(&heavy)[0];
-    for attempt in 2..6 {
-        server.wait(id, |job| job["state"] == "running" && job["last_step"]["step"].as_u64().is_some_and(|step| step >= 5));
-        if scene.log().contains("lane=Solo") {
-            break;
-        }
-        server.kill_one("engine");
-        server.wait(id, |job| job["attempts"] == attempt);
-    }
-    let job = server.ended(id);
-    assert_eq!(job["state"], "succeeded", "{job}");
-    let log = scene.log();
-    assert!(log.contains("lane=Solo") && log.contains("a suspected job did no harm alone"), "{log}");
-    assert!(job["placed"].as_str().unwrap().ends_with("fused"), "{job}");
-    assert_same(&kept(&scene.host.path("run")), &kept(&server.fetch(id, "fetched")), "suspected, and tried alone");
 }

@@ -6,13 +6,14 @@
 mod kept;
 mod kills;
 mod server;
+mod suspects;
 
 use std::path::Path;
 
 use nodus_tests::{assert_same, statement};
 use serde_json::Value;
 
-use server::{Scene, Server, kept};
+use server::{JOB as LONG, Scene, Server, kept};
 
 const SWEEP: [&str; 8] = ["--sweep", "learning_rate=0.01,0.003", "--set", "dropout=0.1", "--set", "epochs=2", "--held-out-count", "6"];
 
@@ -41,8 +42,6 @@ fn a_service_keeps_what_a_run_does_and_guests_and_engines_have_processes_of_thei
     assert_eq!(job["state"], "succeeded", "{job}");
     assert_same(&kept(&scene.host.path("run/learning_rate=0.01")), &kept(&server.fetch(&solo[0], "solo")), "solo");
 }
-
-const LONG: [&str; 6] = ["--set", "steps=600", "--set", "dropout=0.1", "--held-out-count", "6"];
 
 /// Every step of the results was told once, and nothing else, however often the job was run.
 fn assert_told_once(server: &Server<'_>, id: &str, dir: &Path) {

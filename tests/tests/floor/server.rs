@@ -11,6 +11,9 @@ use serde_json::Value;
 /// Of a receipt, what equal jobs of a run and a service differ in.
 const DIFFERS: [&str; 4] = ["times", "previous_receipt", "lane", "co_resident_jobs"];
 
+/// A job that takes a while, with random numbers and evaluations in it.
+pub(crate) const JOB: [&str; 6] = ["--set", "steps=600", "--set", "dropout=0.1", "--held-out-count", "6"];
+
 /// A data folder with the tiny Llama as `llama`, the reference tokens as a file, and a tenant.
 pub(crate) struct Scene {
     pub(crate) host: Host,
@@ -34,6 +37,11 @@ impl Scene {
         std::fs::read_to_string(self.host.path("log")).unwrap_or_default()
     }
 
+    /// What its services have logged of jobs that went on, a line each.
+    pub(crate) fn went_on(&self) -> Vec<String> {
+        self.log().lines().filter(|line| line.contains("a job went on where it was cut off")).map(str::to_owned).collect()
+    }
+
     /// What a run of the command line leaves.
     pub(crate) fn run(&self, out: &str, more: &[&str]) {
         let sft = guest("sft");
@@ -53,6 +61,11 @@ pub(crate) struct Server<'a> {
 impl<'a> Server<'a> {
     pub(crate) fn start(scene: &'a Scene) -> Self {
         Self::start_with(scene, &["--device", "cpu"])
+    }
+
+    /// One that keeps its jobs as they are every so many seconds.
+    pub(crate) fn start_keeping(scene: &'a Scene, seconds: &str) -> Self {
+        Self::start_with(scene, &["--device", "cpu", "--snapshot-every", seconds])
     }
 
     /// What it logs goes to a file of the scene's; see [`Scene::log`].

@@ -11,11 +11,7 @@ use axum::response::{IntoResponse as _, Json as Answer, Response};
 use nodus_api::{Artifact, ArtifactList, Problem};
 use nodus_state::{JobId, StateError};
 
-use crate::serve::auth::Caller;
-use crate::serve::body::Id;
-use crate::serve::download;
-use crate::serve::failure::Failure;
-use crate::serve::service::{App, Service};
+use super::usual::{App, Caller, Failure, Id, Service, download};
 use crate::store::copy;
 
 /// The receipt's name among the results.

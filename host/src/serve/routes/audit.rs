@@ -2,24 +2,22 @@
 //!
 //! Never gives a ready-made component away: its bytes are the operator's. Says nothing of anybody else's jobs, not even how many there are.
 
-use std::io::Write;
+use std::io::{BufWriter, Write};
 
 use anyhow::Context as _;
 use axum::extract::State;
-use axum::response::{Json as Answer, Response};
-use nodus_api::{JobLedger, Problem};
+use axum::response::Response;
+use cap_std::fs::File;
+use nodus_api::{Code, JobLedger, Problem};
 use nodus_protocol::Digest;
 use nodus_receipts::ledger::{Entry, Filter};
 use nodus_state::{FileRef, ItemKind, JobId, Reference, Role, StateError, TenantId};
 use serde_json::{Value, json};
 
 use super::artifacts::header;
+use super::usual::{App, Caller, Failure, Id, Service, download};
 use crate::books;
-use crate::serve::auth::Caller;
-use crate::serve::body::Id;
-use crate::serve::download;
-use crate::serve::failure::Failure;
-use crate::serve::service::{App, Service};
+use crate::store::copy;
 
 /// Download what went into a job as a tar archive
 ///
@@ -80,20 +78,37 @@ fn tar(service: &Service, files: &[(Role, FileRef)], out: &mut dyn Write) -> any
         (status = "default", body = Problem, content_type = "application/problem+json", description = "An error"),
     )
 )]
-pub(super) async fn ledger(State(app): State<App>, caller: Caller, Id(id): Id<JobId>) -> Result<Answer<JobLedger>, Failure> {
+pub(super) async fn ledger(State(app): State<App>, caller: Caller, Id(id): Id<JobId>) -> Result<Response, Failure> {
     let of = caller.0.id;
     app.blocking(move |service| Ok(service.state.job(of, id)?)).await?;
-    // It is read whole, and so by few at a time.
-    let _permit = app.checks.acquire().await.map_err(|error| Failure::ours(error.into()))?;
-    let entries = app.blocking(move |service| entries(service, id).map_err(Failure::ours)).await?;
-    Ok(Answer(JobLedger { entries }))
+    let Some(_slot) = app.ledger_slots.take(of) else {
+        let detail = "the ledger is being read for you, expected one request for it at the same time";
+        return Err(Failure::new(Code::RateLimited, detail).retry_after(1));
+    };
+    // It is read whole, and so by few at a time; how fast the caller takes the answer is no matter of theirs.
+    let turn = app.ledgers.acquire().await.map_err(|error| Failure::ours(error.into()))?;
+    let mut entries = app.blocking(move |service| entries(service, id).map_err(Failure::ours)).await?;
+    drop(turn);
+    Ok(download::written(&app, "application/json", move |_, mut out| copy(&mut entries, &mut out).context("reading a job's entries")))
 }
 
-fn entries(service: &Service, id: JobId) -> anyhow::Result<Vec<Value>> {
-    let Some(reader) = books::reader(service.store.dir()?) else { return Ok(Vec::new()) };
-    let filter = Filter { job: Some(id.to_string()), ..Filter::default() };
-    let entries = reader.select(filter).context("reading the host's ledger")?;
-    entries.map(|entry| shown(&entry.context("reading the host's ledger")?)).collect()
+/// The entries of a job as the answer has them, in a file that is gone when it is closed: they may be many.
+fn entries(service: &Service, id: JobId) -> anyhow::Result<File> {
+    let staged = service.state.stage(u64::MAX)?;
+    let file = staged.open()?;
+    let mut out = BufWriter::new(staged);
+    out.write_all(b"{\"entries\":[")?;
+    if let Some(reader) = books::reader(service.store.dir()?) {
+        let filter = Filter { job: Some(id.to_string()), ..Filter::default() };
+        let found = reader.select(filter).context("reading the host's ledger")?;
+        for (number, entry) in found.enumerate() {
+            let entry = shown(&entry.context("reading the host's ledger")?)?;
+            write!(out, "{}{entry}", if number > 0 { "," } else { "" })?;
+        }
+    }
+    out.write_all(b"]}")?;
+    out.flush()?;
+    Ok(file)
 }
 
 /// Without its place among others.

@@ -13,10 +13,7 @@ use nodus_api::{Code, Component, ComponentList, Problem};
 use nodus_protocol::Digest;
 use nodus_state::{Item, ItemKind, NewItem, Owner, Reference, Staged, TenantId};
 
-use crate::serve::auth::Caller;
-use crate::serve::body::Text;
-use crate::serve::failure::Failure;
-use crate::serve::service::{App, Service};
+use super::usual::{App, Caller, Failure, Service, Text};
 use crate::serve::upload::{self, Part};
 use crate::serve::words;
 

@@ -13,11 +13,8 @@ use nodus_formats::{FormatError, data};
 use nodus_state::{Item, ItemKind, NewItem, Owner, Reference, Staged, TenantId};
 use serde_json::json;
 
+use super::usual::{App, Caller, Failure, Service, Text};
 use crate::name::Name;
-use crate::serve::auth::Caller;
-use crate::serve::body::Text;
-use crate::serve::failure::Failure;
-use crate::serve::service::{App, Service};
 use crate::serve::upload::{self, Part};
 use crate::serve::words;
 

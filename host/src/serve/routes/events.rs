@@ -17,10 +17,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use utoipa::IntoParams;
 
-use crate::serve::auth::Caller;
-use crate::serve::body::{Id, Query};
-use crate::serve::failure::Failure;
-use crate::serve::service::App;
+use super::usual::{App, Caller, Failure, Id, Query};
 use crate::serve::words;
 
 /// Events that are read at once.

@@ -11,10 +11,7 @@ use nodus_state::{Cancelled, CohortId, EventKind, Filter, JobId, Key, StateError
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use crate::serve::auth::Caller;
-use crate::serve::body::{Id, Json, Query};
-use crate::serve::failure::Failure;
-use crate::serve::service::{App, Service};
+use super::usual::{App, Caller, Failure, Id, Json, Query, Service};
 use crate::serve::{submit, words};
 
 /// Longest idempotency key.

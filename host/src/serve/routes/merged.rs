@@ -16,11 +16,8 @@ use nodus_state::JobId;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
+use super::usual::{App, Caller, Failure, Id, Query, Service};
 use crate::run::inputs::{OpenModel, Weights};
-use crate::serve::auth::Caller;
-use crate::serve::body::{Id, Query};
-use crate::serve::failure::Failure;
-use crate::serve::service::{App, Service};
 use crate::serve::{adapters, download};
 
 /// Of a tar archive.

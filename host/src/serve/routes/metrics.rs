@@ -12,10 +12,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::IntoParams;
 
-use crate::serve::auth::Caller;
-use crate::serve::body::{Id, Query};
-use crate::serve::failure::Failure;
-use crate::serve::service::{App, Service};
+use super::usual::{App, Caller, Failure, Id, Query, Service};
 use crate::serve::{download, words};
 use crate::text::escape;
 

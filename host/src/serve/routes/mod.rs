@@ -31,6 +31,15 @@ use super::service::App;
 
 pub(super) use components::FILE as COMPONENT_FILE;
 
+/// What routes are made of.
+mod usual {
+    pub(super) use crate::serve::auth::{Caller, Operator};
+    pub(super) use crate::serve::body::{Id, Json, Query, Text};
+    pub(super) use crate::serve::download;
+    pub(super) use crate::serve::failure::Failure;
+    pub(super) use crate::serve::service::{App, Service};
+}
+
 /// The routes with what is said of them.
 pub(super) fn documented() -> OpenApiRouter<App> {
     OpenApiRouter::with_openapi(document::base())

@@ -6,9 +6,7 @@ use axum::extract::State;
 use axum::response::Json;
 use nodus_api::{ModelList, Problem};
 
-use crate::serve::auth::Caller;
-use crate::serve::failure::Failure;
-use crate::serve::service::App;
+use super::usual::{App, Caller, Failure};
 use crate::serve::words;
 
 /// List the models

@@ -7,10 +7,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Json as Answer, Response};
 use nodus_api::{Code, Problem, SigningKey, TenantUsage};
 
+use super::usual::{App, Caller, Failure, Operator, Service};
 use crate::books;
-use crate::serve::auth::{Caller, Operator};
-use crate::serve::failure::Failure;
-use crate::serve::service::{App, Service};
 use crate::serve::{document, gauges, words};
 
 /// Your usage and quota

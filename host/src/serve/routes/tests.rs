@@ -6,7 +6,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
-use nodus_api::{Code, Problem, SubmitRequest, Submitted};
+use nodus_api::{Code, JobLedger, Problem, SubmitRequest, Submitted};
+use nodus_receipts::ledger::BytesEvent;
 use nodus_state::{Access, Finish, ItemKind, JobId, Lane, NewItem, Outcome, Owner, Quota, State};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -14,6 +15,7 @@ use tokio_stream::StreamExt as _;
 use tower::ServiceExt as _;
 
 use super::{document, router};
+use crate::books::{Account, Books};
 use crate::cli::{Dtype, SandboxArgs};
 use crate::import;
 use crate::random::{Recipe, Shape};
@@ -355,4 +357,28 @@ proptest! {
             }
         });
     }
+}
+
+/// Whoever reads the ledger waits neither for components that are compiled nor for a reader that is slow, and one tenant has one turn.
+#[tokio::test]
+async fn a_jobs_ledger_is_read_in_turns_of_its_own() {
+    let rig = rig();
+    let job = rig.finished().await.jobs[0].id.clone();
+    let account = |job: &str| Account { job: job.to_owned(), tenant: "a".to_owned(), attempt: None };
+    let mut books = Books::open(rig.app.store.dir().unwrap()).unwrap();
+    let entry = |number| (number, BytesEvent::Written, 7);
+    books.enter(&account(&job), (0..3000).map(entry)).unwrap();
+    books.enter(&account("another"), (0..10).map(entry)).unwrap();
+    let _checks = rig.app.checks.acquire_many(2).await.unwrap();
+    let place = format!("/v1/jobs/{job}/ledger");
+    let (status, body) = rig.call("GET", &place, Some(&rig.tokens[0]), "").await;
+    assert_eq!(status, StatusCode::OK);
+    let ledger: JobLedger = serde_json::from_slice(&body).unwrap();
+    assert!(ledger.entries.len() == 3000 && ledger.entries.iter().all(|entry| entry["job"] == *job && entry["bytes"] == 7));
+    let of = rig.app.state.tenants().unwrap()[0].id;
+    let slot = rig.app.ledger_slots.take(of).unwrap();
+    assert_eq!(rig.problem("GET", &place, Some(&rig.tokens[0]), "").await.code, Code::RateLimited);
+    assert_eq!(rig.problem("GET", &place, Some(&rig.tokens[1]), "").await.code, Code::NotFound, "another tenant's is not there");
+    drop(slot);
+    assert_eq!(rig.call("GET", &place, Some(&rig.tokens[0]), "").await.0, StatusCode::OK);
 }

@@ -7,10 +7,7 @@ use axum::response::Json;
 use nodus_api::{Code, Problem, Upload};
 use nodus_protocol::Digest;
 
-use crate::serve::auth::Caller;
-use crate::serve::body::Text;
-use crate::serve::failure::Failure;
-use crate::serve::service::App;
+use super::usual::{App, Caller, Failure, Text};
 
 /// How much of an upload is there
 ///

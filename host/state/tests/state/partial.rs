@@ -68,3 +68,34 @@ fn what_came_of_an_upload_counts_in_the_quota() {
     // Those that are there go on, within it.
     assert!(f.state.resume(a, Digest::of(b"first"), 6, 100).is_ok());
 }
+
+/// Each of them alone would fit.
+#[test]
+fn uploads_at_the_same_time_share_the_rest_of_the_quota() {
+    let f = fixture();
+    let a = f.state.add_tenant("a", Quota { stored_bytes: Some(10), ..Quota::DEFAULT }).unwrap().id;
+    let resume = |content: &[u8]| f.state.resume(a, Digest::of(content), 0, 100).unwrap();
+    let (mut first, mut second, mut plain) = (resume(b"sixsix"), resume(b"second"), f.state.receive(a, 100).unwrap());
+    first.write_all(b"sixsix").unwrap();
+    second.write_all(b"tw").unwrap();
+    plain.write_all(b"12").unwrap();
+    for staged in [&mut first, &mut second, &mut plain] {
+        let refused = staged.write_all(b"x").unwrap_err().downcast::<StateError>().unwrap();
+        assert!(matches!(refused, StateError::Quota { max: 10, .. }), "{refused}");
+    }
+    assert!(matches!(f.state.receive(a, 100).map(drop), Err(StateError::Quota { .. })), "nothing is left for another");
+    // What is given up is there for the others; what is kept is not, whether or not a row names it yet.
+    drop(plain);
+    second.write_all(b"o").unwrap();
+    first.finish().unwrap();
+    let kept = first.keep().unwrap();
+    second.write_all(b"!").unwrap();
+    assert!(second.write_all(b"x").is_err());
+    drop(kept);
+    assert!(second.write_all(b"x").is_err());
+    drop(second);
+    // Nothing is under way: what no row names was not kept, and 4 bytes are of the one that broke off.
+    f.state.receive(a, 100).unwrap().write_all(b"sixsix").unwrap();
+    let mut other = f.state.receive(f.tenant("b"), 100).unwrap();
+    other.write_all(b"of another tenant").unwrap();
+}

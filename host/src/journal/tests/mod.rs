@@ -1,5 +1,7 @@
 //! A job that is cut off anywhere goes on to the same answers, and its engine does again no more than what no snapshot has.
 
+mod room;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -41,6 +43,8 @@ enum Flaw {
     LostAfter(u64),
     /// What it holds is more than it can hand out.
     TooMuch,
+    /// It refuses every step, in many words.
+    Wordy,
 }
 
 /// An engine whose steps say how many were taken before them; what it was asked.
@@ -59,6 +63,7 @@ fn engine(flaw: Flaw) -> (Client, Arc<Mutex<Vec<String>>>) {
                     let sums = LossSums { loss_sum: 1.0 / steps as f64, weight_sum: 1.0, labelled: 1, sequences: 1 };
                     let grad_norm = if flaw == Flaw::Off { 2.0 } else { 1.0 };
                     match flaw {
+                        Flaw::Wordy => ("step", Err(refusal())),
                         Flaw::LostAfter(after) if steps > after => ("step", Err(EngineError::new(ErrorKind::DeviceLost, "gone wrong"))),
                         _ => ("step", Ok(Reply::Step(StepReport { step: steps, sums, loss: sums.mean(), grad_norm }))),
                     }
@@ -78,6 +83,11 @@ fn engine(flaw: Flaw) -> (Client, Arc<Mutex<Vec<String>>>) {
         }
     });
     (client, seen)
+}
+
+/// A reply that is read again only where it is needed.
+fn refusal() -> EngineError {
+    EngineError::new(ErrorKind::InvalidArgument, "no. ".repeat(200))
 }
 
 fn state(steps: u64) -> JobState {
@@ -307,27 +317,6 @@ async fn a_job_that_cannot_be_kept_goes_on_and_is_done_again_from_its_start() {
     scribe.end().await;
 }
 
-#[tokio::test]
-async fn a_disk_that_refuses_costs_the_snapshot_and_nothing_else() {
-    let dir = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
-    let (engine, _) = engine(Flaw::None);
-    let mut book = open(&dir).unwrap();
-    // A handle that cannot be written stands for a disk that is full.
-    let refusing =
-        super::keeper::Keeper::start((dir.try_clone().unwrap(), dir.open("replies").unwrap()), (32, 0), Digest::of(b"class"), account())
-            .unwrap();
-    std::mem::replace(&mut book.keeper, refusing).end();
-    let terms = Terms { engine: engine.clone(), job: JOB, trunk: TrunkSlot(0), cohort: None, every: Duration::ZERO };
-    let scribe = Scribe::start(terms, book);
-    assert!(calls(&scribe, 0..CALLS).await.iter().all(|answer| answer.starts_with("Ok")));
-    scribe.checkpoint().await;
-    assert!(scribe.fault().is_none());
-    scribe.end().await;
-    let book = open(&dir).unwrap();
-    assert!(book.is_new && book.past.state.is_none());
-    assert_eq!(dir.entries().unwrap().count(), 1, "nothing half-made is left");
-}
-
 /// However long a journal is, a job that goes on has few of its replies in memory; and it hears the same where they were written out of order.
 #[tokio::test]
 async fn a_long_journal_is_read_as_the_job_comes_to_it() {
@@ -360,24 +349,6 @@ async fn a_long_journal_is_read_as_the_job_comes_to_it() {
     assert_eq!(calls(&scribe, 0..2000).await, expected);
     assert!(scribe.is_caught_up());
     scribe.end().await;
-}
-
-/// A job whose journal finds no room goes on all the same, is not kept, and still says where it began.
-#[tokio::test]
-async fn a_journal_without_room_costs_its_being_kept() {
-    let dir = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
-    let (engine, _) = engine(Flaw::None);
-    // A tenant has a quarter: room for a few replies.
-    let space = Arc::new(Space::new(4 * 600));
-    let book = Book::open(dir.try_clone().unwrap(), Digest::of(b"class"), space.account("job", 1)).unwrap();
-    let terms = Terms { engine: engine.clone(), job: JOB, trunk: TrunkSlot(0), cohort: None, every: NEVER };
-    let scribe = Scribe::start(terms, book);
-    assert!(calls(&scribe, 0..CALLS).await.iter().all(|answer| answer.starts_with("Ok")));
-    assert!(scribe.fault().is_none());
-    let last = scribe.end().await;
-    assert!(!last.is_further);
-    assert_eq!(dir.read("replies").unwrap(), Digest::of(b"class").as_bytes());
-    assert!(open(&dir).unwrap().is_new);
 }
 
 #[tokio::test]

@@ -1,0 +1,269 @@
+//! What a run keeps of itself until it has ended, so that it can go on where it is interrupted: who its jobs are, and a journal of each.
+//!
+//! Never goes on with other jobs than those that began, and leaves nothing of a run that has ended.
+//!
+//! ```text
+//! .NAME.journal/   beside the place of the results
+//!   run.json       the version of this program, and of each job all that decides its results
+//!   journals/N/    the journal of the so-manieth job
+//!   stop-N         of one that was asked to stop: how many calls it had made by then
+//!   published      the run was cut off, and what there was is in NAME
+//! ```
+
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use cap_std::fs::Dir;
+use nodus_protocol::JobSlot;
+use nodus_sandbox::services::Trunk;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::device::Class;
+use super::inputs::Job;
+use super::rows::Rows;
+use crate::error::user;
+use crate::journal::{self, BegunElsewhere, DISK_BYTES_MAX, Scribe, Shelf, Space, Terms};
+use crate::store::{sync_dir, write_synced};
+use crate::text::{count, escape, one_line};
+
+const RUN: &str = "run.json";
+const NEW: &str = "new";
+const PUBLISHED: &str = "published";
+/// Whose journals they are: all of one.
+const OWNER: u128 = 0;
+/// Characters of a value that an error shows.
+const SHOWN_CHARS_MAX: usize = 120;
+
+/// Where a run keeps it.
+#[derive(Debug)]
+pub(super) struct Place {
+    parent: Dir,
+    name: OsString,
+}
+
+impl Place {
+    pub(super) fn new(parent: Dir, name: OsString) -> Self {
+        Self { parent, name }
+    }
+
+    /// Whether a run was interrupted here.
+    pub(super) fn is_taken(&self) -> bool {
+        self.parent.exists(self.dir().join(RUN))
+    }
+
+    /// Whether what there was of it is where results are.
+    pub(super) fn is_published(&self) -> bool {
+        self.parent.exists(self.dir().join(PUBLISHED))
+    }
+
+    /// Forgets the run.
+    pub(super) fn clear(&self) -> anyhow::Result<()> {
+        match self.parent.remove_dir_all(&self.name) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).context("removing what an interrupted run had kept"),
+            _ => Ok(()),
+        }
+    }
+
+    fn dir(&self) -> &Path {
+        Path::new(&self.name)
+    }
+
+    fn again(&self) -> anyhow::Result<Self> {
+        let parent = self.parent.try_clone().context("opening the folder of a run's journals")?;
+        Ok(Self { parent, name: self.name.clone() })
+    }
+}
+
+/// A run's jobs, as they were when it began.
+#[derive(Serialize, Deserialize)]
+struct Began {
+    version: String,
+    jobs: Vec<Map<String, Value>>,
+}
+
+/// What a run keeps of itself.
+pub(crate) struct Keep {
+    place: Place,
+    dir: Dir,
+    shelf: Shelf,
+    /// How long a job works between two snapshots of it.
+    every: Duration,
+}
+
+impl Keep {
+    /// Of a run that begins with these jobs.
+    ///
+    /// # Errors
+    /// Ours: the disk refuses.
+    pub(super) fn begin(place: &Place, jobs: &[Arc<Job>], every: Duration) -> anyhow::Result<Self> {
+        if place.is_taken() {
+            tracing::warn!(
+                "an earlier run into this folder was interrupted, and this one begins anew: --resume would have gone on with it"
+            );
+        }
+        place.clear()?;
+        place.parent.create_dir(&place.name).context("making the folder of a run's journals")?;
+        let keep = Self::open(place, every)?;
+        let began = Began { version: version(), jobs: jobs.iter().map(|job| described(job)).collect() };
+        write_synced(&keep.dir, NEW, &serde_json::to_vec(&began)?)?;
+        // Seen whole, or not at all.
+        let seen = keep.dir.rename(NEW, &keep.dir, RUN).and_then(|()| sync_dir(&keep.dir)).and_then(|()| sync_dir(&keep.place.parent));
+        seen.context("making the folder of a run's journals")?;
+        Ok(keep)
+    }
+
+    /// Of a run that was interrupted: these are its jobs. One that had learnt that it is to stop goes on from before: what it did then is forgotten.
+    ///
+    /// # Errors
+    /// The user's: they are not. Ours: what was kept is damaged.
+    pub(super) fn go_on(place: &Place, jobs: &[Arc<Job>], every: Duration) -> anyhow::Result<Self> {
+        let keep = Self::open(place, every)?;
+        let began = keep.dir.read(RUN).context("reading what the interrupted run kept")?;
+        let began: Began = serde_json::from_slice(&began).context("what the interrupted run kept is damaged")?;
+        same("the version of nodus-host", &json!(began.version), &json!(version()))?;
+        same("the number of jobs", &json!(began.jobs.len()), &json!(jobs.len()))?;
+        for (slot, (was, job)) in (0..).map(JobSlot).zip(began.jobs.iter().zip(jobs)) {
+            let name = job.name.as_deref().map_or_else(String::new, |name| format!("{}: ", escape(name)));
+            for (what, is) in &described(job) {
+                same(&format!("{name}{what}"), was.get(what).unwrap_or(&Value::Null), is)?;
+            }
+            keep.unstop(slot)?;
+        }
+        if keep.place.is_published() {
+            keep.dir.remove_file(PUBLISHED).context("going on with a run")?;
+        }
+        Ok(keep)
+    }
+
+    fn open(place: &Place, every: Duration) -> anyhow::Result<Self> {
+        let place = place.again()?;
+        let dir = place.parent.open_dir(&place.name).context("opening the folder of a run's journals")?;
+        let shelf = Shelf::open(&dir, Space::new(DISK_BYTES_MAX))?;
+        Ok(Self { place, dir, shelf, every })
+    }
+
+    /// Stands between a job and its engine from now on. Blocks.
+    ///
+    /// # Errors
+    /// The user's: the job began on another device class. Ours: the disk refuses.
+    pub(crate) fn scribe(&self, slot: JobSlot, class: &Class, trunk: &Trunk, cohort: u64) -> anyhow::Result<Scribe> {
+        let book = self.shelf.book(&slot.0.to_string(), OWNER, journal::identity(class)?);
+        let book = book.map_err(|error| match error.downcast_ref::<BegunElsewhere>() {
+            Some(elsewhere) => user(format!("--resume: {elsewhere}: go on with it there, or begin anew without --resume")),
+            None => error,
+        })?;
+        let terms = Terms { engine: trunk.engine.clone(), job: slot, trunk: trunk.slot, cohort: Some(cohort), every: self.every };
+        Ok(Scribe::start(terms, book))
+    }
+
+    /// The job, which has made so many calls, is about to learn that it is to stop.
+    ///
+    /// # Errors
+    /// Ours: the disk refuses.
+    pub(crate) fn note_stop(&self, slot: JobSlot, calls: u64) -> anyhow::Result<()> {
+        write_synced(&self.dir, &stop_name(slot), calls.to_string().as_bytes())
+    }
+
+    /// Forgets what a job did after it had learnt that it is to stop.
+    fn unstop(&self, slot: JobSlot) -> anyhow::Result<()> {
+        let calls = match self.dir.read_to_string(stop_name(slot)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            found => found.context("reading when a job was to stop")?,
+        };
+        // What a sudden end tore was not told.
+        if let Ok(calls) = calls.parse() {
+            self.shelf.cut(&slot.0.to_string(), calls)?;
+        }
+        self.dir.remove_file(stop_name(slot)).context("going on with a job that was to stop")
+    }
+
+    /// The run was cut off, and is about to leave what there is where results are.
+    ///
+    /// # Errors
+    /// Ours: the disk refuses.
+    pub(super) fn publish(&self) -> anyhow::Result<()> {
+        write_synced(&self.dir, PUBLISHED, b"")
+    }
+
+    /// The run has ended.
+    pub(super) fn end(&self) {
+        if let Err(error) = self.place.clear() {
+            tracing::warn!("{error:#}");
+        }
+    }
+}
+
+fn stop_name(slot: JobSlot) -> String {
+    format!("stop-{}", slot.0)
+}
+
+/// Of what is written here, and of what decides results beside the jobs.
+fn version() -> String {
+    format!("{} ({}, journals {})", env!("CARGO_PKG_VERSION"), crate::receipt::CONTRACT, journal::VERSION)
+}
+
+/// All that decides a job's results, but for the device class, which its journal knows.
+fn described(job: &Job) -> Map<String, Value> {
+    let rows = |rows: &Rows| match rows.part_len() {
+        None => json!(rows.digest().to_string()),
+        Some(len) => json!(format!("{} of {}", count(len, "row"), rows.digest())),
+    };
+    let limits: Map<String, Value> = job.limits.entries().into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+    let all = [
+        ("name", json!(job.name)),
+        ("component", json!(job.component.digest().to_string())),
+        ("model", json!(job.model.digest.to_string())),
+        ("data", rows(&job.train)),
+        ("held-out data", job.held_out.as_deref().map_or(Value::Null, rows)),
+        ("parameter", Value::Object(job.parameters.clone())),
+        ("seed", json!(job.seed)),
+        ("limit", Value::Object(limits)),
+        ("adapters to load", json!(job.adapters.iter().map(|(digest, _)| digest.to_string()).collect::<Vec<_>>())),
+    ];
+    all.into_iter().map(|(what, is)| (what.to_owned(), is)).collect()
+}
+
+/// The user's error where these are not the same; of objects it names what differs in them.
+fn same(what: &str, was: &Value, is: &Value) -> anyhow::Result<()> {
+    if was == is {
+        return Ok(());
+    }
+    if let (Some(was), Some(is)) = (was.as_object(), is.as_object()) {
+        let none = Value::Null;
+        let keys = was.keys().chain(is.keys());
+        let differs = keys.map(|key| (key, was.get(key).unwrap_or(&none), is.get(key).unwrap_or(&none))).find(|(_, was, is)| was != is);
+        return differs.map_or(Ok(()), |(key, was, is)| same(&format!("{what} `{}`", escape(key)), was, is));
+    }
+    let shown = |value: &Value| match value {
+        Value::Null => "not given".to_owned(),
+        value => one_line(&value.to_string(), SHOWN_CHARS_MAX),
+    };
+    Err(user(format!(
+        "--resume: {what} was {} when the run began, and is {} now: expected all to be as it was; without --resume it begins anew",
+        shown(was),
+        shown(is)
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::same;
+
+    #[test]
+    fn what_changed_is_named_by_its_key_with_both_values() {
+        let was = json!({ "rank": 8, "layers": { "last": 1 } });
+        assert!(same("parameter", &was, &was.clone()).is_ok());
+        let error = |is| same("parameter", &was, &is).unwrap_err().to_string();
+        assert!(error(json!({ "rank": 4, "layers": { "last": 1 } })).contains("parameter `rank` was 8 when the run began, and is 4 now"));
+        assert!(error(json!({ "rank": 8, "layers": { "last": 2 } })).contains("parameter `layers` `last` was 1"));
+        assert!(error(json!({ "rank": 8 })).contains("parameter `layers` was {\"last\":1} when the run began, and is not given now"));
+        assert!(error(json!({ "rank": 8, "layers": { "last": 1 }, "steps": 3 })).contains("`steps` was not given"));
+    }
+}

@@ -1,0 +1,170 @@
+//! A run that is interrupted goes on where it was: its results are those of one that nothing interrupted.
+#![cfg(target_os = "linux")]
+#![expect(clippy::disallowed_methods, reason = "tests work on real folders, as a user does")]
+#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nodus_tests::{Host, assert_same, children, contents, golden, guest, host, text, token_lines};
+
+/// Of a receipt, what two equal runs differ in.
+const DIFFERS: [&str; 2] = ["times", "previous_receipt"];
+/// A sweep of two members that share passes, with random numbers and evaluations.
+const SWEEP: [&str; 10] = [
+    "--sweep",
+    "learning_rate=0.01,0.003",
+    "--set",
+    "dropout=0.1",
+    "--set",
+    "steps=600",
+    "--set",
+    "evaluate_every=100",
+    "--held-out-count",
+    "6",
+];
+
+/// A data folder with the tiny Llama as `llama` and the reference tokens as `tokens`.
+fn prepared() -> Host {
+    let host = Host::new();
+    let lines = token_lines(&golden("data/tokens.safetensors"), ["input_ids", "labels", "attention_mask"]);
+    std::fs::write(host.path("tokens.jsonl"), &lines).unwrap();
+    std::fs::write(host.path("fewer.jsonl"), lines.lines().skip(1).map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+    host.ok(["model", "import", golden("models/llama").to_str().unwrap(), "--name", "llama"]);
+    for name in ["tokens", "fewer"] {
+        host.ok(["data", "put", host.path(&format!("{name}.jsonl")).to_str().unwrap(), "--name", name]);
+    }
+    host
+}
+
+fn command(of: &Host, out: &str, more: &[&str]) -> Command {
+    let mut command = Command::new(host());
+    command.args(["run", guest("sft").to_str().unwrap(), "--model", "llama", "--data", "tokens", "--seed", "7", "--device", "cpu"]);
+    command.args(["--snapshot-every", "0.2", "--out", of.path(out).to_str().unwrap()]).args(more);
+    command.env("NODUS_DATA_DIR", of.path("data")).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs to the end; what was said on the way.
+fn run(of: &Host, out: &str, more: &[&str]) -> String {
+    let output = command(of, out, more).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stderr)
+}
+
+/// Lines of a file that is being written.
+fn lines(path: &Path) -> usize {
+    std::fs::read_to_string(path).map_or(0, |text| text.lines().count())
+}
+
+/// A run that has taken so many steps.
+fn run_to(of: &Host, (out, member): (&str, &str), steps: usize, more: &[&str]) -> Child {
+    let mut child = command(of, out, more).stderr(Stdio::null()).spawn().unwrap();
+    let losses = of.path(&format!(".{out}.partial")).join(member).join("losses.jsonl");
+    let began = Instant::now();
+    while lines(&losses) < steps {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it had taken {steps} steps");
+        assert!(began.elapsed() < Duration::from_secs(180), "{steps} steps take too long");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child
+}
+
+fn signal(child: &Child, name: &str) {
+    assert!(Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn a_run_killed_at_three_points_goes_on_to_the_same_bytes() {
+    let host = prepared();
+    run(&host, "whole", &SWEEP);
+    let mut resume: &[&str] = &[];
+    for steps in [1, 170, 431] {
+        let mut child = run_to(&host, ("out", "learning_rate=0.01"), steps, &[&SWEEP[..], resume].concat());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!host.path("out").exists());
+        resume = &["--resume"];
+    }
+    let said = run(&host, "out", &[&SWEEP[..], resume].concat());
+    for member in ["learning_rate=0.01", "learning_rate=0.003"] {
+        let differs = |dir: &str| contents(&host.path(dir).join(member), &DIFFERS);
+        assert_same(&differs("whole"), &differs("out"), member);
+        host.ok(["audit", "verify", host.path("out").join(member).to_str().unwrap()]);
+        let line =
+            said.lines().find(|line| line.contains(&format!("{member}: went on where it was cut off"))).unwrap_or_else(|| panic!("{said}"));
+        assert!(!line.contains(": 0 calls"), "{line}");
+    }
+    assert!(!host.path(".out.journal").exists() && !host.path(".whole.journal").exists(), "what ended needs no journal");
+    let error = text(&command(&host, "other", &["--resume"]).output().unwrap().stderr);
+    assert!(error.contains("there is no interrupted run to go on with"), "{error}");
+}
+
+#[test]
+fn what_a_second_interrupt_cut_off_goes_on_as_if_nobody_had_asked_it_to_stop() {
+    let host = prepared();
+    let job = &SWEEP[2..];
+    run(&host, "whole", job);
+    let mut child = run_to(&host, ("out", ""), 40, job);
+    // Its guest does not hear of the first before the second.
+    let guests = children(child.id(), "guest");
+    assert!(Command::new("kill").args(["-STOP", &guests[0].to_string()]).status().unwrap().success());
+    signal(&child, "INT");
+    std::thread::sleep(Duration::from_millis(200));
+    signal(&child, "INT");
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(lines(&host.path("out/losses.jsonl")) >= 40 && !host.path("out/receipt.json").exists());
+    // As where it had heard of it, when it had made so many calls, and was cut off at what it does then.
+    std::fs::write(host.path(".out.journal/stop-0"), "21").unwrap();
+    let said = run(&host, "out", &[job, &["--resume"]].concat());
+    assert!(!said.contains("asked to stop"), "{said}");
+    let line = said.lines().find(|line| line.contains("went on where it was cut off")).unwrap();
+    assert!(line.contains(" 18 steps done again"), "21 calls are held against what comes now: {line}");
+    assert_same(&contents(&host.path("whole"), &DIFFERS), &contents(&host.path("out"), &DIFFERS), "cut off");
+    assert!(lines(&host.path(".out.killed/losses.jsonl")) >= 40, "what there was is set aside");
+    assert!(!host.path(".out.journal").exists());
+}
+
+#[test]
+fn what_is_not_as_it_was_is_named() {
+    let host = prepared();
+    let job = &SWEEP[2..];
+    let mut child = run_to(&host, ("out", ""), 60, job);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let refused = |more: &[&str], what: &str| {
+        let output = command(&host, "out", &[job, more, &["--resume"]].concat()).output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(what) && error.contains("--resume"), "{what}: {error}");
+    };
+    refused(&["--set", "rank=3"], "parameter `rank` was not given when the run began, and is 3 now");
+    refused(&["--limit", "log-bytes=4096"], "limit `log-bytes` was");
+    refused(&["--sweep", "learning_rate=0.1,0.2"], "the number of jobs was 1 when the run began, and is 2 now");
+    let changed = |from: &str, to: &str, what: &str| {
+        let args: Vec<String> = command(&host, "out", &[job, &["--resume"]].concat())
+            .get_args()
+            .map(|arg| if arg == from { to.to_owned() } else { arg.to_str().unwrap().to_owned() })
+            .collect();
+        let error = host.refused(2, args);
+        assert!(error.contains(what), "{what}: {error}");
+    };
+    changed("tokens", "fewer", "data was");
+    changed("7", "8", "seed was 7 when the run began, and is 8 now");
+    changed(guest("sft").to_str().unwrap(), guest("eval").to_str().unwrap(), "component was");
+    host.ok(["model", "import", golden("models/qwen2").to_str().unwrap(), "--name", "qwen"]);
+    changed("llama", "qwen", "model was");
+    let place = host.path(".out.journal/run.json");
+    let kept = std::fs::read_to_string(&place).unwrap();
+    std::fs::write(&place, kept.replacen(env!("CARGO_PKG_VERSION"), "0.0.1", 1)).unwrap();
+    refused(&[], "the version of nodus-host was \"0.0.1");
+    std::fs::write(&place, kept).unwrap();
+    let replies = host.path(".out.journal/journals/0/replies");
+    let whole = std::fs::read(&replies).unwrap();
+    std::fs::write(&replies, [&[7; 32], &whole[32..]].concat()).unwrap();
+    refused(&[], "another device class");
+    std::fs::write(&replies, whole).unwrap();
+    let said = run(&host, "out", &[job, &["--resume"]].concat());
+    assert!(said.contains("went on where it was cut off"), "{said}");
+}
