@@ -85,7 +85,7 @@ impl Pool {
     pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, owner: Owner) -> Result<Block, DeviceError> {
         let of_arena = owner == Owner::Buffer && self.state().arena.open;
         let size = size_class(bytes);
-        let left = self.buffer_bytes_max().saturating_sub(self.state().taken_bytes());
+        let left = self.buffer_bytes_max().saturating_sub(self.buffer_bytes());
         if owner == Owner::Buffer && size as u64 > left {
             return Err(DeviceError::OutOfMemory { needed_bytes: size as u64, free_bytes: left });
         }
@@ -141,7 +141,13 @@ impl Pool {
         if let Some(address) = placed {
             return Ok(address);
         }
-        let most = chunk_bytes(size, self.room(size)?).unwrap_or(size);
+        // `alloc` has seen that the bound admits what lives. Of places that were dropped and of what chunks have unused at their ends no plan knows: a
+        // pass on its way is not refused for them.
+        let room = match self.room(size) {
+            Err(DeviceError::OutOfMemory { .. }) => size as u64,
+            room => room?,
+        };
+        let most = chunk_bytes(size, room).unwrap_or(size);
         let (address, bytes) = match self.fresh(most) {
             Ok(address) => (address, most),
             Err(DeviceError::OutOfMemory { .. }) => (self.fresh(size)?, size),
@@ -250,7 +256,8 @@ impl Pool {
         if self.held_bytes() > bytes { self.trim() } else { Ok(()) }
     }
 
-    /// What buffers have of the card, in use or kept for the next. Never more than the bound, unless buffers lived beyond it when it was set.
+    /// What buffers have of the card, in use or kept for the next. Never more than the bound, but for buffers that lived beyond it when it was set, and for
+    /// places of a pass that were dropped or are too small.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.state().held_bytes()
     }
