@@ -168,7 +168,10 @@ impl Floor {
             if !matches!(change.what, What::Events(_))
                 && let Some(shared) = listener.upgrade()
             {
-                shared.board().heard(change);
+                // Whoever wrote answers a request, and waits for the floor only where the floor has to know.
+                if change.what == What::Stop {
+                    shared.board().heard(change);
+                }
                 shared.wake.notify_one();
             }
         });
