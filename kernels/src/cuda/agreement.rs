@@ -3,10 +3,12 @@
 //! Never lets a card serve that is wrong for every job alike: that is what a compiler's fault looks like, and the gate, which compares the card with
 //! itself, cannot see it.
 
+use std::thread::ScopedJoinHandle;
+
 use super::device::CudaDevice;
 use super::{Precision, verdict::Agreement};
 use crate::cpu::CpuDevice;
-use crate::exercise::{Sequences, Sizes, difference, exercise, names};
+use crate::exercise::{Results, Sequences, Sizes, difference, exercise, names};
 use crate::{AttentionShape, DeviceError};
 
 /// Several tiles of rows and of keys, none of which is full.
@@ -23,20 +25,47 @@ pub(super) fn tolerance(precision: Precision) -> f64 {
     }
 }
 
-/// The sizes of the check: a model's own heads, and with them its width.
+/// The widest stream of the check: what the CPU device has computed before the gate is through. No kernel goes about wider rows otherwise.
+const WIDEST: usize = 2048;
+
+/// The sizes of the check: a model's own heads, and with them its width, of so many of its key heads as are not too wide.
 pub(super) fn sizes(attention: AttentionShape) -> Sizes {
-    Sizes { attention: AttentionShape { window: Some(50), ..attention }, vocabulary: 1003, rank: 9, seed: 2 }
+    let AttentionShape { heads, kv_heads, head_dim, .. } = attention;
+    let group = heads / kv_heads.max(1);
+    let kv_heads = kv_heads.min((WIDEST / (group * head_dim).max(1)).max(1));
+    Sizes {
+        attention: AttentionShape { heads: group * kv_heads, kv_heads, head_dim, window: Some(50) },
+        vocabulary: 1003,
+        rank: 9,
+        seed: 2,
+    }
+}
+
+/// What the CPU device computes: for heads of each shape the results of each operation.
+pub(super) type Expected = Vec<Vec<Results>>;
+
+/// The thread on which it does.
+pub(super) type Twin<'scope> = ScopedJoinHandle<'scope, Result<Expected, DeviceError>>;
+
+/// Runs every operation with heads of these shapes on the CPU device.
+///
+/// # Errors
+/// Too little memory.
+pub(super) fn expected(heads: &[AttentionShape]) -> Result<Expected, DeviceError> {
+    let mut twin = CpuDevice::new(std::thread::available_parallelism().map_or(1, usize::from))?;
+    let mut all = |heads| (0..names().len()).map(|operation| exercise(&mut twin, operation, sizes(heads), SEQUENCES)).collect();
+    heads.iter().map(|heads| all(*heads)).collect()
 }
 
 impl CudaDevice {
-    /// Runs every operation with heads of these shapes beside the CPU device: the largest difference of each. Products that are not planned go by the
-    /// fixed-tile kernel, which the gate compares the planned ones with.
+    /// Runs every operation with heads of these shapes beside what the CPU device computed: the largest difference of each. Products that are not
+    /// planned go by the fixed-tile kernel, which the gate compares the planned ones with.
     ///
     /// # Errors
     /// `Failed` where one is further off than rounding explains, with the names of all that are; a failed device, or too little memory.
-    pub(super) fn agreements(&mut self, heads: &[AttentionShape]) -> Result<Vec<Agreement>, DeviceError> {
+    pub(super) fn agreements(&mut self, heads: &[AttentionShape], expected: &Expected) -> Result<Vec<Agreement>, DeviceError> {
         self.plans_fixed_tiles = true;
-        let found = self.compare(heads);
+        let found = self.compare(heads, expected);
         self.plans_fixed_tiles = false;
         let (found, most) = (found?, tolerance(self.precision));
         let wrong: Vec<String> = found.iter().filter(|agreement| agreement.difference() > most).map(ToString::to_string).collect();
@@ -49,13 +78,11 @@ impl CudaDevice {
         )))
     }
 
-    fn compare(&mut self, heads: &[AttentionShape]) -> Result<Vec<Agreement>, DeviceError> {
-        let mut twin = CpuDevice::new(std::thread::available_parallelism().map_or(1, usize::from))?;
+    fn compare(&mut self, heads: &[AttentionShape], expected: &Expected) -> Result<Vec<Agreement>, DeviceError> {
         let mut found: Vec<Agreement> = names().into_iter().map(Agreement::none).collect();
-        for sizes in heads.iter().copied().map(sizes) {
-            for (operation, agreement) in found.iter_mut().enumerate() {
-                let expected = exercise(&mut twin, operation, sizes, SEQUENCES)?;
-                agreement.add(difference(&exercise(self, operation, sizes, SEQUENCES)?, &expected));
+        for (heads, expected) in heads.iter().zip(expected) {
+            for (operation, (agreement, expected)) in found.iter_mut().zip(expected).enumerate() {
+                agreement.add(difference(&exercise(self, operation, sizes(*heads), SEQUENCES)?, expected));
             }
         }
         Ok(found)

@@ -1,6 +1,7 @@
 //! Other algorithms of cuBLASLt's for products with fewer rows than the pinned one was chosen for: where all their bytes are the same.
 //!
-//! Never lets a row's bits depend on the number of rows: one byte that differs, and the bucket keeps the algorithm of all the others.
+//! Never lets a row's bits depend on the number of rows: one byte that differs, and the bucket keeps the algorithm of all the others. bf16 hides most of
+//! what two orders of a sum differ by, so that operands whose products cancel are compared too: of those, rounding is all that is left.
 #![expect(unsafe_code, reason = "runs products")]
 
 use super::blas::{Operands, Prepared, logits_pitch, number};
@@ -91,6 +92,25 @@ fn cost(key: Key, rows: usize, waves: f32, multiprocessors: i32) -> f32 {
     waves.ceil() * inner.div_ceil(64) as f32 * (0.05 + tile / 46_800.0)
 }
 
+/// How operands are filled whose products cancel along the inner dimension: period, half and whether the second half is negated.
+pub(super) struct Cancelling {
+    pub(super) weight: (usize, usize, bool),
+    pub(super) x: (usize, usize, bool),
+}
+
+impl Cancelling {
+    /// Of a product whose results are rounded to activations; results in float32 show every order as they are.
+    pub(super) fn of(Key { product, outputs, inputs }: Key) -> Option<Self> {
+        match product {
+            Product::Linear | Product::LinearBias => Some(Self { weight: (inputs, inputs / 2, true), x: (inputs, inputs / 2, false) }),
+            Product::LinearBackward => {
+                Some(Self { weight: (outputs * inputs, outputs / 2 * inputs, true), x: (outputs, outputs / 2, false) })
+            }
+            Product::Logits | Product::LogitsBackward | Product::LogitsBackwardRest => None,
+        }
+    }
+}
+
 /// Random operands, and results of two algorithms.
 struct Arrays {
     weight: Block,
@@ -100,6 +120,8 @@ struct Arrays {
     element: Element,
     len: usize,
     accumulates: bool,
+    key: Key,
+    rows: usize,
 }
 
 impl Arrays {
@@ -122,17 +144,32 @@ impl Arrays {
             element,
             len,
             accumulates: matches!(key.product, Product::Linear | Product::LinearBackward),
+            key,
+            rows,
         };
-        device.fill_part(&arrays.weight, 0, activation, weights, 1, 0.05)?;
-        device.fill_part(&arrays.bias, 0, activation, key.outputs, 2, 1.0)?;
-        device.fill_part(&arrays.x, 0, activation, rows * x_width, 3, 1.0)?;
         Ok(arrays)
+    }
+
+    fn fill(&self, device: &CudaDevice, cancels: bool) -> Result<(), DeviceError> {
+        let Key { outputs, inputs, .. } = self.key;
+        let (activation, weights, x) = (device.element(Use::Activation), outputs * inputs, self.x.bytes() / device.precision.bytes());
+        if let Some(Cancelling { weight, x: of_x }) = Cancelling::of(self.key).filter(|_| cancels) {
+            device.fill_cancelling((&self.weight, 0), weights, 1, 0.05, weight)?;
+            device.fill_word(&self.bias, 0)?;
+            return device.fill_cancelling((&self.x, 0), self.rows * of_x.0, 3, 1.0, of_x);
+        }
+        device.fill_part(&self.weight, 0, activation, weights, 1, 0.05)?;
+        device.fill_part(&self.bias, 0, activation, outputs, 2, 1.0)?;
+        device.fill_part(&self.x, 0, activation, x, 3, 1.0)
     }
 
     /// Whether two algorithms give the same bytes throughout; also where they add to what is there.
     fn equal(&self, device: &mut CudaDevice, prepared: &Prepared, algorithms: [[u64; 8]; 2]) -> Result<bool, DeviceError> {
-        let modes: &[bool] = if self.accumulates { &[false, true] } else { &[false] };
-        for accumulate in modes {
+        let modes = [(false, false), (true, false), (false, true)];
+        let wanted =
+            |(accumulate, cancels): &(bool, bool)| (self.accumulates || !accumulate) && (!cancels || Cancelling::of(self.key).is_some());
+        for (accumulate, cancels) in modes.iter().filter(|mode| wanted(mode)) {
+            self.fill(device, *cancels)?;
             for (words, out) in algorithms.into_iter().zip(&self.out) {
                 if *accumulate {
                     device.fill_part(out, 0, self.element, self.len, 4, 1.0)?;

@@ -6,6 +6,7 @@
 
 use super::agreement;
 use super::blas::{self, Operands, logits_pitch};
+use super::buckets::Cancelling;
 use super::device::{CudaDevice, Element, convert};
 use super::memory::{Block, Owner};
 use super::plan::{Choice, Key, Plan, Product, Slices};
@@ -42,6 +43,23 @@ fn sizes(heads: AttentionShape) -> Sizes {
     Sizes { attention, vocabulary: 1003, rank: 9, seed: 1 }
 }
 
+/// How a product is run: onto what is there, and with operands whose products cancel, so that in bf16 too every order of the sum shows.
+#[derive(Clone, Copy, Default)]
+struct Mode {
+    accumulates: bool,
+    cancels: bool,
+}
+
+const MODES: [Mode; 3] =
+    [Mode { accumulates: false, cancels: false }, Mode { accumulates: true, cancels: false }, Mode { accumulates: false, cancels: true }];
+
+impl Mode {
+    fn is_of(self, key: Key, precision: Precision) -> bool {
+        let accumulates = matches!(key.product, Product::Linear | Product::LinearBackward);
+        (accumulates || !self.accumulates) && (!self.cancels || (precision == Precision::Bf16 && Cancelling::of(key).is_some()))
+    }
+}
+
 /// Arrays of one product at the largest row count.
 struct Bench {
     key: Key,
@@ -71,11 +89,10 @@ impl Bench {
         let (x_row, out_row) = (x_row * bytes, out_width * out_element.bytes());
         let alloc = |bytes| device.pool.alloc(bytes, Owner::Device);
         let rows = tiles * ROW_ALIGN;
-        let len = key.outputs * key.inputs;
         let parts = if key.product == Product::LogitsBackward { Slices::new(key.outputs, key.inputs).count } else { 1 };
-        let bench = Self {
+        Ok(Self {
             key,
-            weight: alloc(len * bytes)?,
+            weight: alloc(key.outputs * key.inputs * bytes)?,
             bias: alloc(key.outputs * bytes)?,
             x: alloc(rows * x_row)?,
             solo: alloc(parts * ROW_ALIGN * out_row)?,
@@ -85,18 +102,30 @@ impl Bench {
             out_element,
             out_width,
             parts,
-        };
-        device.fill_part(&bench.weight, 0, activation, len, 1, 0.05)?;
-        device.fill_part(&bench.bias, 0, activation, key.outputs, 2, 1.0)?;
-        Ok(bench)
+        })
+    }
+
+    /// Random weights and bias: such that products cancel along the inner dimension, or not.
+    fn fill(&self, device: &CudaDevice, cancels: bool) -> Result<(), DeviceError> {
+        let (activation, len) = (device.element(Use::Activation), self.key.outputs * self.key.inputs);
+        if let Some(Cancelling { weight, .. }) = Cancelling::of(self.key).filter(|_| cancels) {
+            device.fill_cancelling((&self.weight, 0), len, 1, 0.05, weight)?;
+            return device.fill_word(&self.bias, 0);
+        }
+        device.fill_part(&self.weight, 0, activation, len, 1, 0.05)?;
+        device.fill_part(&self.bias, 0, activation, self.key.outputs, 2, 1.0)
     }
 
     /// Runs the product with random rows in one tile and NaN in all others; where it accumulates, what is there is random too.
-    fn run(&self, device: &mut CudaDevice, out: &Block, tiles: usize, slot: usize, accumulate: bool) -> Result<(), DeviceError> {
+    fn run(&self, device: &mut CudaDevice, out: &Block, (tiles, slot): (usize, usize), mode: Mode) -> Result<(), DeviceError> {
         let activation = device.element(Use::Activation);
         let width = self.x_row / device.precision.bytes();
         device.fill_word(&self.x, nan(device.precision))?;
-        device.fill_part(&self.x, slot * ROW_ALIGN * self.x_row, activation, ROW_ALIGN * width, 3, 1.0)?;
+        let (first, len) = (slot * ROW_ALIGN * self.x_row, ROW_ALIGN * width);
+        match Cancelling::of(self.key).filter(|_| mode.cancels) {
+            Some(Cancelling { x, .. }) => device.fill_cancelling((&self.x, first), len, 3, 1.0, x)?,
+            None => device.fill_part(&self.x, first, activation, len, 3, 1.0)?,
+        }
         device.fill_word(out, nan(device.precision))?;
         device.fill_part(out, slot * ROW_ALIGN * self.out_row, self.out_element, ROW_ALIGN * self.out_width, 4, 1.0)?;
         let operands = Operands {
@@ -104,7 +133,7 @@ impl Bench {
             x: self.x.address(),
             bias: self.bias.address(),
             out: out.address(),
-            accumulate,
+            accumulate: mode.accumulates,
             added: 0,
         };
         // SAFETY: the blocks were made for this product and for at least as many tiles.
@@ -124,10 +153,11 @@ impl Bench {
 
     /// How far the anchor's rows alone are from what the fixed-tile kernel makes of them, which is compared with the CPU device's.
     fn apart(&self, device: &mut CudaDevice) -> Result<f64, DeviceError> {
-        self.run(device, &self.solo, 1, 0, false)?;
+        self.fill(device, false)?;
+        self.run(device, &self.solo, (1, 0), Mode::default())?;
         let plan = device.plan.clone();
         device.plan.set(self.key, Choice::Own);
-        let own = self.run(device, &self.fused, 1, 0, false);
+        let own = self.run(device, &self.fused, (1, 0), Mode::default());
         device.plan = plan;
         own?;
         Ok(difference(&vec![self.numbers(device, &self.solo)?], &vec![self.numbers(device, &self.fused)?]))
@@ -165,12 +195,13 @@ fn check(device: &mut CudaDevice, key: Key) -> Result<(usize, usize), DeviceErro
         count += 1;
         unequal += usize::from(bench.apart(device)? > agreement::tolerance(device.precision));
     }
-    let modes: &[bool] = if matches!(key.product, Product::Linear | Product::LinearBackward) { &[false, true] } else { &[false] };
-    for accumulate in modes {
-        bench.run(device, &bench.solo, 1, 0, *accumulate)?;
+    let precision = device.precision;
+    for mode in MODES.into_iter().filter(|mode| mode.is_of(key, precision)) {
+        bench.fill(device, mode.cancels)?;
+        bench.run(device, &bench.solo, (1, 0), mode)?;
         for (tiles, slot) in cases() {
             device.busy(&spare)?;
-            bench.run(device, &bench.fused, tiles, slot, *accumulate)?;
+            bench.run(device, &bench.fused, (tiles, slot), mode)?;
             count += 1;
             unequal += usize::from(!bench.equal(device, tiles, slot)?);
         }
@@ -260,24 +291,30 @@ impl CudaDevice {
     /// # Errors
     /// A failed device, or too little memory.
     pub fn gate(&mut self, heads: &[AttentionShape]) -> Result<GateReport, DeviceError> {
-        let mut report = GateReport::default();
-        let planned: Vec<_> = self.plan.choices().collect();
-        for (key, choice) in planned {
-            report.products.push(self.gate_product(key, choice)?);
-        }
-        // The operations bring weights of their own, whose products are no part of the plan that results are known by.
-        let plan = self.plan.clone();
-        let operations = self.gate_operations(heads, &mut report);
-        self.prepared.retain(|(key, _), _| plan.get(*key).is_some());
-        self.plan = plan;
-        operations.map(|()| report)
+        // The CPU device computes beside the card.
+        std::thread::scope(|scope| {
+            let twin = scope.spawn(|| agreement::expected(heads));
+            let mut report = GateReport::default();
+            let planned: Vec<_> = self.plan.choices().collect();
+            for (key, choice) in planned {
+                report.products.push(self.gate_product(key, choice)?);
+            }
+            // The operations bring weights of their own, whose products are no part of the plan that results are known by.
+            let plan = self.plan.clone();
+            let operations = self.gate_operations(heads, twin, &mut report);
+            self.prepared.retain(|(key, _), _| plan.get(*key).is_some());
+            self.plan = plan;
+            operations.map(|()| report)
+        })
     }
 
-    fn gate_operations(&mut self, heads: &[AttentionShape], report: &mut GateReport) -> Result<(), DeviceError> {
+    fn gate_operations(&mut self, heads: &[AttentionShape], twin: agreement::Twin<'_>, report: &mut GateReport) -> Result<(), DeviceError> {
         for heads in heads {
             add(&mut report.operations, independence(self, sizes(*heads))?);
         }
-        report.agreements = self.agreements(heads)?;
+        let expected =
+            twin.join().map_err(|_| DeviceError::Failed("the CPU device, beside which the card is compared, panicked".to_owned()))??;
+        report.agreements = self.agreements(heads, &expected)?;
         Ok(())
     }
 

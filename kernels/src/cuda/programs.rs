@@ -55,7 +55,7 @@ const PROGRAMS: [Program; 13] = [
     program!("rope.cu": "rope"),
     program!("rows.cu": "add", "gather", "scatter_add", "add_state", "gather_state", "scatter_add_state"),
     program!("swiglu.cu": "swiglu", "swiglu_backward"),
-    program!("support.cu": "fill_uniform", "fill_uniform_state", "fill_word", "count_unequal", "busy"),
+    program!("support.cu": "fill_uniform", "fill_uniform_state", "fill_cancelling", "fill_word", "count_unequal", "busy"),
 ];
 
 /// Compiled for bf16 where the blocks of a cluster read one another's shared memory.

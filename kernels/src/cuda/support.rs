@@ -19,6 +19,8 @@ struct Fill {
     centre: f32,
     word: u32,
     stored: u32,
+    period: u64,
+    half: u64,
 }
 
 impl Fill {
@@ -127,6 +129,22 @@ impl CudaDevice {
         let kernel = if element == self.element(Use::Activation) { "fill_uniform" } else { "fill_uniform_state" };
         // SAFETY: checked just above.
         unsafe { fill(self, kernel, block.address() + offset as u64, len, Fill::uniform(key, range)) }
+    }
+
+    /// Random activations in part of a block, in rows of `period`: the second `half` of a row is the first again, negated or not, and what is left is
+    /// zero. A product of such rows with negated ones along the inner dimension is zero but for rounding, and that depends on the order of its sum.
+    pub(super) fn fill_cancelling(
+        &self,
+        (block, offset): (&Block, usize),
+        len: usize,
+        key: u64,
+        range: f32,
+        (period, half, negated): (usize, usize, bool),
+    ) -> Result<(), DeviceError> {
+        assert!(offset + len * self.precision.bytes() <= block.bytes() && period > 0, "a fill past the end of its block");
+        let what = Fill { word: u32::from(negated), period: period as u64, half: half as u64, ..Fill::uniform(key, range) };
+        // SAFETY: checked just above.
+        unsafe { fill(self, "fill_cancelling", block.address() + offset as u64, len, what) }
     }
 
     /// How many of the first `bytes / 4` words of two places differ; waits.

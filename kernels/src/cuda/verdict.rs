@@ -69,7 +69,7 @@ pub struct ProductCheck {
 }
 
 /// The first line of a kept report.
-const TITLE: &str = "nodus-cuda-gate 2";
+const TITLE: &str = "nodus-cuda-gate 3";
 
 impl GateReport {
     /// Whether everything that will run gave equal bytes.
@@ -224,7 +224,7 @@ mod tests {
     fn a_report_survives_its_text() {
         let report = report(2);
         assert_eq!(GateReport::recalled(&report.kept()), Some(report.clone()));
-        for broken in ["", "nodus-cuda-gate 2\n", &report.kept()[..report.kept().len() - 9], &report.kept().replace(" 2\n", " 1\n")] {
+        for broken in ["", "nodus-cuda-gate 3\n", &report.kept()[..report.kept().len() - 9], &report.kept().replace(" 3\n", " 2\n")] {
             assert_eq!(GateReport::recalled(broken), None, "{broken}");
         }
         let other = report.kept().replace("swiglu", "sigmoid");
