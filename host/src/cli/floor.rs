@@ -47,7 +47,7 @@ pub struct FloorArgs {
     /// How long a tenant's first job lets others pass before a device is cleared for it [default: 60]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub patience: Option<Duration>,
-    /// How long an engine without jobs stays [default: 300]
+    /// How long an engine without jobs stays, and a process of a tenant's guests [default: 300]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub idle: Option<Duration>,
     /// How long one pass may take before its engine counts as one that hangs [default: 900]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nodus_protocol::{Digest, JobSlot};
 use nodus_schedule::{DeviceId, EngineId, Job, Lane, NewEngine, Shares, TrunkId};
-use nodus_state::{Change, CohortId, JobId, TenantId, What};
+use nodus_state::{Change, CohortId, JobId, TenantId};
 use tokio::sync::watch;
 
 use super::engines::Engine;
@@ -125,11 +125,9 @@ pub(super) struct Board {
 }
 
 impl Board {
-    /// A change of the state.
+    /// A job is to stop.
     pub(super) fn heard(&mut self, change: &Change) {
-        if change.what == What::Stop {
-            self.to_stop.extend(change.job);
-        }
+        self.to_stop.extend(change.job);
     }
 
     /// A number for a trunk.

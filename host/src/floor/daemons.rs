@@ -88,6 +88,7 @@ impl Folder {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use super::Daemons;
     use crate::process::mps::tests::control;
@@ -133,8 +134,9 @@ mod tests {
         dir.write("silent", "").unwrap();
         let asking = daemons.clone();
         let held_up = tokio::spawn(async move { asking.of(0).await.unwrap() });
-        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-        assert!(Arc::ptr_eq(&other, &daemons.of(1).await.unwrap()));
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let again = tokio::time::timeout(Duration::from_secs(60), daemons.of(1)).await.expect("it waits for the other card's");
+        assert!(Arc::ptr_eq(&other, &again.unwrap()));
         assert!(!held_up.is_finished(), "the silent one is still asked");
         dir.remove_file("silent").unwrap();
         assert!(Arc::ptr_eq(&first, &held_up.await.unwrap()));

@@ -3,7 +3,8 @@
 //! Never has two tenants in one process.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nodus_protocol::Digest;
 use nodus_state::TenantId;
@@ -13,6 +14,8 @@ use crate::guest::{Need, Process, Size, Terms};
 
 /// Jobs like its first that a process is made for.
 const SEATS: u64 = 16;
+/// Processes of one engine that nobody is in: they save the next job of a tenant the start of one, and take memory and time meanwhile.
+const IDLE_MAX: usize = 64;
 
 /// The processes.
 pub(super) struct Homes {
@@ -35,6 +38,8 @@ pub(super) struct Home {
 struct Left {
     need: Need,
     jobs: usize,
+    /// Since when nobody is in it.
+    idle_since: Option<Instant>,
 }
 
 /// A job's place in a process; left when it is dropped.
@@ -53,7 +58,7 @@ impl Homes {
     /// # Errors
     /// Ours: none can be started. The operator's: the kernel locks it down less than was demanded.
     pub(super) async fn seat(&self, tenant: TenantId, need: Need) -> anyhow::Result<Seat> {
-        let own = self.of.lock().unwrap_or_else(PoisonError::into_inner).entry(tenant).or_default().clone();
+        let own = self.all().entry(tenant).or_default().clone();
         let mut homes = own.lock().await;
         if let Some(seat) = homes.iter().find_map(|home| Home::sit(home, need)) {
             return Ok(seat);
@@ -70,14 +75,43 @@ impl Homes {
             let missing = process.missing().join("; ");
             return Err(user(format!("the kernel does not lock guests down wholly, as was demanded: {missing}")));
         }
-        let home = Arc::new(Home { process, left: Mutex::new(Left { need: whole, jobs: 0 }) });
+        let home = Arc::new(Home { process, left: Mutex::new(Left { need: whole, jobs: 0, idle_since: Some(Instant::now()) }) });
         homes.push(home.clone());
         Home::sit(&home, need).ok_or_else(|| anyhow::anyhow!("a guest process ended at once"))
     }
 
+    /// Ends those that nobody has been in for so long, and of the others those that are more than may be idle, the longest idle first.
+    pub(super) async fn rest(&self, idle_max: Duration) {
+        let tenants: Vec<Own> = self.all().values().cloned().collect();
+        let idle_since =
+            |own: &Own| own.try_lock().map(|homes| homes.iter().filter_map(|home| home.left().idle_since).collect()).unwrap_or_default();
+        let mut since: Vec<Instant> = tenants.iter().flat_map(|own| -> Vec<Instant> { idle_since(own) }).collect();
+        since.sort_unstable_by(|a, b| b.cmp(a));
+        let too_many = since.get(IDLE_MAX).copied();
+        let mut over = Vec::new();
+        for own in &tenants {
+            // Where somebody is about to be seated there is nothing idle.
+            let Ok(mut homes) = own.try_lock() else { continue };
+            let is_over = |since: Instant| since.elapsed() >= idle_max || too_many.is_some_and(|bound| since <= bound);
+            let (gone, kept) = std::mem::take(&mut *homes).into_iter().partition(|home| home.left().idle_since.is_some_and(is_over));
+            *homes = kept;
+            over.extend::<Vec<_>>(gone);
+        }
+        drop(tenants);
+        // Only who has a clone can be at one of them, and while the map is locked nobody gets one.
+        self.all().retain(|_, own| Arc::strong_count(own) > 1 || own.try_lock().is_ok_and(|homes| !homes.is_empty()));
+        for home in over {
+            home.process.end().await;
+        }
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<TenantId, Own>> {
+        self.of.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Ends all of them. No job is in one.
     pub(super) async fn end(&self) {
-        let all = std::mem::take(&mut *self.of.lock().unwrap_or_else(PoisonError::into_inner));
+        let all = std::mem::take(&mut *self.all());
         for homes in all.into_values() {
             for home in homes.lock().await.drain(..) {
                 home.process.end().await;
@@ -89,23 +123,29 @@ impl Homes {
 impl Home {
     /// Takes a seat, where it has one left.
     fn sit(home: &Arc<Self>, need: Need) -> Option<Seat> {
-        let mut left = home.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = home.left();
         let rest = left.need.less(need).filter(|_| home.process.how_ended().is_none())?;
         left.need = rest;
         left.jobs += 1;
+        left.idle_since = None;
         Some(Seat { home: home.clone(), need })
     }
 
     fn jobs(&self) -> usize {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).jobs
+        self.left().jobs
+    }
+
+    fn left(&self) -> MutexGuard<'_, Left> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mut left = self.home.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = self.home.left();
         // Memory comes back; time does not.
         left.need = left.need.with_memory_of(self.need);
         left.jobs -= 1;
+        left.idle_since = (left.jobs == 0).then(Instant::now);
     }
 }

@@ -168,7 +168,10 @@ impl Floor {
             if !matches!(change.what, What::Events(_))
                 && let Some(shared) = listener.upgrade()
             {
-                shared.board().heard(change);
+                // Whoever wrote answers a request, and waits for the floor only where the floor has to know.
+                if change.what == What::Stop {
+                    shared.board().heard(change);
+                }
                 shared.wake.notify_one();
             }
         });
@@ -214,7 +217,7 @@ fn sweep(state: &State, shelf: &Shelf) -> anyhow::Result<()> {
 
 /// Decides and obeys, again and again.
 async fn work(shared: Arc<Shared>) {
-    let mut swept = Instant::now();
+    let (mut swept, mut rested) = (Instant::now(), Instant::now());
     loop {
         if swept.elapsed() >= SWEEP {
             swept = Instant::now();
@@ -225,6 +228,10 @@ async fn work(shared: Arc<Shared>) {
                 tracing::error!("the floor: {error:#}");
             }
         }
+        if rested.elapsed() >= TICK {
+            rested = Instant::now();
+            tokio::spawn(rest(shared.clone()));
+        }
         if let Err(error) = step(&shared).await {
             tracing::error!("the floor: {error:#}");
         }
@@ -232,6 +239,14 @@ async fn work(shared: Arc<Shared>) {
             () = shared.wake.notified() => tokio::time::sleep(GATHER).await,
             () = tokio::time::sleep(TICK) => {}
         }
+    }
+}
+
+/// Ends guest processes that nobody needs.
+async fn rest(shared: Arc<Shared>) {
+    let all: Vec<_> = shared.board().engines.values().map(|engine| engine.homes.clone()).collect();
+    for homes in all {
+        homes.rest(Duration::from_millis(shared.options.rules.idle_ms_max)).await;
     }
 }
 

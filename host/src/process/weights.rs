@@ -281,18 +281,20 @@ mod tests {
         let keeper = Arc::new(Keeper::with_patience(Duration::from_secs(1)));
         let hangs = link(&keeper);
         assert!(hangs.ask().unwrap().is_none());
-        let others = [link(&keeper), link(&keeper)];
-        let asking = others.map(|link| {
+        let (says, hears) = channel();
+        for other in [link(&keeper), link(&keeper)] {
+            let says = says.clone();
             std::thread::spawn(move || {
-                let got = link.ask().unwrap();
+                let got = other.ask().unwrap();
                 if got.is_none() {
-                    link.tell(Some(&made(2))).unwrap();
+                    other.tell(Some(&made(2))).unwrap();
                 }
-                (link, got.is_none())
-            })
-        });
-        let asked = asking.map(|asking| asking.join().unwrap());
-        assert_eq!(asked.iter().filter(|(_, is_maker)| *is_maker).count(), 1, "one makes them, and the other has them of it");
+                // The link lives as long as somebody listens.
+                says.send((got.is_none(), other)).unwrap();
+            });
+        }
+        let others = [(); 2].map(|()| hears.recv_timeout(Duration::from_secs(60)).expect("the others wait for one that hangs"));
+        assert_eq!(others.iter().filter(|(is_maker, _)| *is_maker).count(), 1, "one makes them, and the other has them of it");
         hangs.tell(Some(&made(3))).unwrap();
         drop(hangs);
         assert_eq!(link(&keeper).ask().unwrap().unwrap().extents.len(), 2, "the slow one's are its own");

@@ -371,7 +371,8 @@ async fn a_jobs_ledger_is_read_in_turns_of_its_own() {
     books.enter(&account("another"), (0..10).map(entry)).unwrap();
     let _checks = rig.app.checks.acquire_many(2).await.unwrap();
     let place = format!("/v1/jobs/{job}/ledger");
-    let (status, body) = rig.call("GET", &place, Some(&rig.tokens[0]), "").await;
+    let asked = rig.call("GET", &place, Some(&rig.tokens[0]), "");
+    let (status, body) = tokio::time::timeout(Duration::from_secs(60), asked).await.expect("it waits for what is compiled");
     assert_eq!(status, StatusCode::OK);
     let ledger: JobLedger = serde_json::from_slice(&body).unwrap();
     assert!(ledger.entries.len() == 3000 && ledger.entries.iter().all(|entry| entry["job"] == *job && entry["bytes"] == 7));
