@@ -1,6 +1,7 @@
 //! What passes leave in the device's memory, and whose it is.
 //!
-//! Never lets what a pass left lie there when one begins whose owners are not the very same.
+//! Never lets what is in a pass's buffers lie there when one begins whose owners are not the very same. (What operations need on their way is the device's,
+//! and overwritten.)
 
 use std::collections::BTreeSet;
 

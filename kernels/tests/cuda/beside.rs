@@ -4,6 +4,7 @@
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use nodus_kernels::cuda::{CudaBuffer, CudaDevice, CudaWeight, Precision};
 use nodus_kernels::{DType, Device as _, Layout, Numbers, Use};
@@ -90,11 +91,24 @@ impl Daemon {
     }
 }
 
+impl Daemon {
+    /// What its control program answers.
+    fn ask(&self, words: &str) -> String {
+        let mut control = self.of_it(Self::PROGRAM).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        writeln!(control.stdin.take().unwrap(), "{words}").unwrap();
+        String::from_utf8(control.wait_with_output().unwrap().stdout).unwrap()
+    }
+
+    /// How many processes share the card by it.
+    fn clients(&self) -> usize {
+        let servers = self.ask("get_server_list");
+        servers.lines().map(|server| self.ask(&format!("get_client_list {server}")).lines().count()).sum()
+    }
+}
+
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let mut control = self.of_it(Self::PROGRAM).stdin(Stdio::piped()).spawn().unwrap();
-        control.stdin.take().unwrap().write_all(b"quit\n").unwrap();
-        control.wait().unwrap();
+        self.ask("quit");
     }
 }
 
@@ -107,7 +121,12 @@ fn the_loss_is_the_same_beside_another_process() {
     }
     let Some(daemon) = Daemon::start() else { return skip(name, "there is no nvidia-cuda-mps-control") };
     let start = || daemon.of_it(std::env::current_exe().unwrap()).args(["beside::at_work", "--exact", "--ignored"]).spawn().unwrap();
-    let both = [start(), start()];
+    let mut both = [start(), start()];
+    // A process that finds no daemon works alone, and says nothing.
+    while daemon.clients() < both.len() {
+        assert!(both.iter_mut().all(|process| process.try_wait().unwrap().is_none()), "the processes are no clients of the daemon");
+        std::thread::sleep(Duration::from_millis(100));
+    }
     let ended = both.map(|mut process| process.wait().unwrap().success());
     assert_eq!(ended, [true; 2], "what differed is said above");
 }
