@@ -115,6 +115,13 @@ fn what_a_second_interrupt_cut_off_goes_on_as_if_nobody_had_asked_it_to_stop() {
     signal(&child, "INT");
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert!(lines(&host.path("out/losses.jsonl")) >= 40 && !host.path("out/receipt.json").exists());
+    // What there was stays where it is until there is more, and takes the place of nothing.
+    let part = contents(&host.path("out"), &[]);
+    let refused = command(&host, "out", &[job, &["--resume", "--set", "rank=3"]].concat()).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stderr));
+    assert_same(&part, &contents(&host.path("out"), &[]), "refused");
+    std::fs::create_dir(host.path(".out.killed")).unwrap();
+    std::fs::write(host.path(".out.killed/other"), "x").unwrap();
     // As where it had heard of it, when it had made so many calls, and was cut off at what it does then.
     std::fs::write(host.path(".out.journal/stop-0"), "21").unwrap();
     let said = run(&host, "out", &[job, &["--resume"]].concat());
@@ -122,7 +129,8 @@ fn what_a_second_interrupt_cut_off_goes_on_as_if_nobody_had_asked_it_to_stop() {
     let line = said.lines().find(|line| line.contains("went on where it was cut off")).unwrap();
     assert!(line.contains(" 18 steps done again"), "21 calls are held against what comes now: {line}");
     assert_same(&contents(&host.path("whole"), &DIFFERS), &contents(&host.path("out"), &DIFFERS), "cut off");
-    assert!(lines(&host.path(".out.killed/losses.jsonl")) >= 40, "what there was is set aside");
+    assert_same(&part, &contents(&host.path(".out.killed-2"), &[]), "set aside");
+    assert_eq!(std::fs::read_to_string(host.path(".out.killed/other")).unwrap(), "x");
     assert!(!host.path(".out.journal").exists());
 }
 

@@ -7,7 +7,7 @@
 //!   run.json       the version of this program, and of each job all that decides its results
 //!   journals/N/    the journal of the so-manieth job
 //!   stop-N         of one that was asked to stop: how many calls it had made by then
-//!   published      the run was cut off, and what there was is in NAME
+//!   published      what there was of the run when it was cut off is in NAME, if this is what tells that folder from others
 //! ```
 
 use std::ffi::OsString;
@@ -23,6 +23,7 @@ use nodus_sandbox::services::Trunk;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::claim::identity;
 use super::device::Class;
 use super::inputs::Job;
 use super::rows::Rows;
@@ -56,13 +57,14 @@ impl Place {
         self.parent.exists(self.dir().join(RUN))
     }
 
-    /// Whether what there was of it is where results are.
-    pub(super) fn is_published(&self) -> bool {
-        self.parent.exists(self.dir().join(PUBLISHED))
+    /// Whether what is there under the name of the results is what there was of it.
+    pub(super) fn has_published(&self, parent: &Dir, name: &Path) -> bool {
+        let noted = self.parent.read_to_string(self.dir().join(PUBLISHED));
+        noted.is_ok_and(|noted| parent.symlink_metadata(name).is_ok_and(|found| identity(&found) == noted))
     }
 
     /// Forgets the run.
-    pub(super) fn clear(&self) -> anyhow::Result<()> {
+    fn clear(&self) -> anyhow::Result<()> {
         match self.parent.remove_dir_all(&self.name) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).context("removing what an interrupted run had kept"),
             _ => Ok(()),
@@ -134,9 +136,6 @@ impl Keep {
             }
             keep.unstop(slot)?;
         }
-        if keep.place.is_published() {
-            keep.dir.remove_file(PUBLISHED).context("going on with a run")?;
-        }
         Ok(keep)
     }
 
@@ -182,12 +181,23 @@ impl Keep {
         self.dir.remove_file(stop_name(slot)).context("going on with a job that was to stop")
     }
 
-    /// The run was cut off, and is about to leave what there is where results are.
-    ///
-    /// # Errors
-    /// Ours: the disk refuses.
-    pub(super) fn publish(&self) -> anyhow::Result<()> {
-        write_synced(&self.dir, PUBLISHED, b"")
+    /// The run was cut off, and has left what there was where results are, if that is told from other folders by this; whether it can go on.
+    pub(super) fn leave(&self, published: Option<&str>) -> bool {
+        let is_there = self.place.is_taken();
+        if !is_there {
+            tracing::warn!("what would let the run go on was taken away: it must be run anew");
+        } else if let Some(Err(error)) = published.map(|published| self.note_published(published)) {
+            tracing::warn!("before the run goes on, what is in the place of the results must be moved away: {error:#}");
+        }
+        is_there
+    }
+
+    /// Torn by a sudden end, it tells of no folder.
+    fn note_published(&self, published: &str) -> anyhow::Result<()> {
+        match self.dir.remove_file(PUBLISHED) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).context("forgetting what was published before"),
+            _ => write_synced(&self.dir, PUBLISHED, published.as_bytes()),
+        }
     }
 
     /// The run has ended.

@@ -103,15 +103,13 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let mut office = Office { store, books: &mut books, lane: args.lane.name() };
     let ends = posts.iter().zip(&fared).enumerate();
     let verdicts: Vec<Verdict> = ends.map(|(number, (post, fared))| conclude(&mut office, &account(number, fared), post, fared)).collect();
-    let is_over = fared.iter().zip(&verdicts).all(|(fared, verdict)| verdict.is_over(fared, args.resume));
-    if !is_over {
-        keep.publish()?;
-        display.note("`--resume` goes on with what was cut off, from where it was");
-    }
     let left = leave(&output, args, (&posts, &fared, &verdicts), (at_once, wall_seconds, sharing), out);
+    // Not before all is in its place.
+    let is_over = fared.iter().zip(&verdicts).all(|(fared, verdict)| verdict.is_over(fared, args.resume));
     if is_over {
-        // Not before all is in its place.
         keep.end();
+    } else if keep.leave(output.published().as_deref()) {
+        display.note("`--resume` goes on with what was cut off, from where it was");
     }
     left
 }

@@ -1,7 +1,8 @@
 //! The folder of a run's results, made beside its final place and renamed into it.
 //!
-//! Never shows a half-written result: DIR is absent (or empty) until the run has ended. `.NAME.partial` beside it is locked while
-//! its run lives; what a killed run left there is set aside by the next one, as `.NAME.killed`.
+//! Never shows a half-written result, and deletes none: DIR is absent (or empty, or holds what there was of a run when it was cut off) until the
+//! run has ended. `.NAME.partial` beside it is locked while its run lives; what a killed run left there is set aside by the next one, as
+//! `.NAME.killed`.
 
 use std::ffi::OsString;
 use std::io;
@@ -9,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
-use cap_std::fs::{Dir, File, MetadataExt as _, OpenOptions};
+use cap_std::fs::{Dir, File, OpenOptions};
 
-use super::claim::{beside, claim, replace};
+use super::claim::{beside, claim, identity, put_aside, refuse_taken};
 use super::keep::Place;
 use crate::error::user;
 use crate::paths::{Paths, cannot, shown};
@@ -29,6 +30,8 @@ pub(super) struct Output {
     dir: Dir,
     /// Whether the results are to stay where they were made.
     stays: AtomicBool,
+    /// Whether they are in their place.
+    is_published: AtomicBool,
     /// Folders above it that were made for it, from the top down.
     made: Vec<PathBuf>,
     paths: Paths,
@@ -37,7 +40,8 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Begins a result folder for `path`, perhaps of a run that goes on with one that was interrupted there: what that one left is set aside.
+    /// Begins a result folder for `path`, perhaps of a run that goes on with one that was interrupted there: the results that that one left stay where
+    /// they are until there are others.
     ///
     /// # Errors
     /// The user's: something is there already, another run is making it, or it cannot be made; or there is nothing to go on with.
@@ -50,8 +54,7 @@ impl Output {
                 let text = "there is no interrupted run to go on with: without --resume one begins";
                 return Err(user(format!("--resume: into {} {text}", shown(path))));
             }
-            let is_there = resumes && journal.is_published() && parent.exists(&name);
-            if !is_there {
+            if !(resumes && journal.has_published(&parent, &name)) {
                 refuse_taken(&parent, &name, path)?;
             }
             let (partial, killed) = (beside(&name, ".partial"), beside(&name, ".killed"));
@@ -59,11 +62,8 @@ impl Output {
                 io::ErrorKind::WouldBlock => user(format!("another run is writing to {}: choose another folder for --out", shown(path))),
                 _ => cannot("create", path, &error),
             })?;
-            if is_there {
-                replace(&parent, &name, &killed).map_err(|error| cannot("set aside", path, &error))?;
-            }
-            let (stays, made) = (AtomicBool::new(false), made.clone());
-            Ok(Self { path: path.to_owned(), parent, name, partial, journal, dir, stays, made, paths, _lock: lock })
+            let (stays, is_published, made) = (AtomicBool::new(false), AtomicBool::new(false), made.clone());
+            Ok(Self { path: path.to_owned(), parent, name, partial, journal, dir, stays, is_published, made, paths, _lock: lock })
         };
         begin().inspect_err(|_| paths.remove_empty(&made))
     }
@@ -113,22 +113,33 @@ impl Output {
         self.dir.rename(name, &self.dir, unsigned_name(name)).with_context(|| format!("renaming {name} in {}", shown(&self.path)))
     }
 
-    /// Puts all that is in it in its place, at once.
+    /// Puts all that is in it in its place, at once; what an interrupted run had left there is set aside.
     ///
     /// # Errors
     /// The user's where the place was taken meanwhile or cannot be replaced: the results stay where they were made, and the error says
     /// where that is.
     pub(super) fn publish(&self) -> anyhow::Result<()> {
         let publish = || -> anyhow::Result<()> {
-            refuse_taken(&self.parent, &self.name, &self.path)?;
             sync_dir(&self.dir)?;
+            if self.journal.has_published(&self.parent, &self.name) {
+                let now = put_aside(&self.parent, &self.name, &beside(&self.name, ".killed"))?;
+                tracing::warn!("what there was of the run when it was cut off is now in {}", shown(Path::new(&now)));
+            }
+            refuse_taken(&self.parent, &self.name, &self.path)?;
             self.parent.rename(&self.partial, &self.parent, &self.name)?;
+            self.is_published.store(true, Ordering::Relaxed);
             Ok(sync_dir(&self.parent)?)
         };
         publish().map_err(|error| {
             let place = self.leave();
             user(format!("{error}; the results are complete in {place}"))
         })
+    }
+
+    /// What tells the results from others that are in their place later; none where they were not put there.
+    pub(super) fn published(&self) -> Option<String> {
+        let found = self.is_published.load(Ordering::Relaxed).then(|| self.parent.symlink_metadata(&self.name).ok())?;
+        found.as_ref().map(identity)
     }
 }
 
@@ -179,32 +190,6 @@ impl Drop for Output {
 /// What a job's folder is called where the host failed before it signed; no job's name begins with a dot.
 pub(super) fn unsigned_name(name: &str) -> String {
     format!(".{name}.unsigned")
-}
-
-fn refuse_taken(parent: &Dir, name: &Path, path: &Path) -> anyhow::Result<()> {
-    if parent.symlink_metadata(name).is_ok_and(|found| found.is_symlink()) {
-        return Err(user(format!("{} is a symbolic link: give the folder itself to --out", shown(path))));
-    }
-    if is_mount_point(parent, name) {
-        return Err(user(format!("{} is a mount point, which nothing can be renamed to: choose a folder in it for --out", shown(path))));
-    }
-    refuse(parent.read_dir(name).map(|entries| entries.take(1).count()), path)
-}
-
-/// Whether another file system begins there.
-fn is_mount_point(parent: &Dir, name: &Path) -> bool {
-    let inner = parent.open_dir(name).and_then(|dir| dir.dir_metadata());
-    inner.is_ok_and(|inner| parent.dir_metadata().is_ok_and(|outer| outer.dev() != inner.dev()))
-}
-
-/// The user's error, unless nothing is there or the folder has no entries.
-fn refuse(entries: io::Result<usize>, path: &Path) -> anyhow::Result<()> {
-    match entries {
-        Ok(0) => Ok(()),
-        Ok(_) => Err(user(format!("{} exists and is not empty: choose another folder for --out", shown(path)))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(cannot("use", path, &error)),
-    }
 }
 
 #[cfg(test)]
@@ -317,14 +302,26 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_point_is_refused_before_any_work() {
-        let paths = Paths::new(cap_std::ambient_authority());
-        let root = paths.open_dir(std::path::Path::new("/")).unwrap();
-        assert!(super::is_mount_point(&root, std::path::Path::new("proc")));
-        let (temp, paths) = self::root();
-        let inner = paths.create_dir_all(&temp.path().join("inner")).unwrap();
-        drop(inner);
-        assert!(!super::is_mount_point(&paths.open_dir(temp.path()).unwrap(), std::path::Path::new("inner")));
+    fn only_what_the_interrupted_run_put_there_makes_way_for_what_goes_on_with_it() {
+        let (root, paths) = root();
+        let path = root.path().join("out");
+        let begun = Output::create(paths, &path, false).unwrap();
+        begun.folder().unwrap().dir().write("part", "1").unwrap();
+        assert_eq!(begun.published(), None);
+        begun.publish().unwrap();
+        let journal = paths.create_dir_all(&root.path().join(".out.journal")).unwrap();
+        journal.write("run.json", "{}").unwrap();
+        journal.write("published", begun.published().unwrap()).unwrap();
+        drop(begun);
+        // Given up, it has changed nothing.
+        drop(Output::create(paths, &path, true).unwrap());
+        assert_eq!(paths.open_dir(&path).unwrap().read_to_string("part").unwrap(), "1");
+        paths.create_dir_all(&root.path().join(".out.killed")).unwrap();
+        Output::create(paths, &path, true).unwrap().publish().unwrap();
+        assert_eq!(paths.open_dir(&root.path().join(".out.killed-2")).unwrap().read_to_string("part").unwrap(), "1");
+        paths.open_dir(&path).unwrap().write("theirs", "x").unwrap();
+        let error = Output::create(paths, &path, true).err().unwrap();
+        assert!(error.to_string().contains("exists and is not empty"), "{error}");
     }
 
     #[test]
