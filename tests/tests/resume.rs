@@ -176,3 +176,16 @@ fn what_is_not_as_it_was_is_named() {
     let said = run(&host, "out", &[job, &["--resume"]].concat());
     assert!(said.contains("went on where it was cut off"), "{said}");
 }
+
+#[test]
+fn a_run_that_begins_anew_keeps_the_journal_of_the_interrupted_one() {
+    let host = prepared();
+    let mut child = run_to(&host, ("out", ""), 60, &SWEEP[2..]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let journal = contents(&host.path(".out.journal"), &[]);
+    let said = run(&host, "out", &["--set", "steps=2"]);
+    assert!(said.contains(".out.journal.killed"), "{said}");
+    assert_same(&journal, &contents(&host.path(".out.journal.killed"), &[]), "set aside");
+    assert!(!host.path(".out.journal").exists());
+}

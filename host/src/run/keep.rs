@@ -1,6 +1,7 @@
 //! What a run keeps of itself until it has ended, so that it can go on where it is interrupted: who its jobs are, and a journal of each.
 //!
-//! Never goes on with other jobs than those that began, and leaves nothing of a run that has ended.
+//! Never goes on with other jobs than those that began, leaves nothing of a run that has ended, and deletes nothing of one that was interrupted: a run
+//! that begins anew sets it aside, as `.NAME.journal.killed`.
 //!
 //! ```text
 //! .NAME.journal/   beside the place of the results
@@ -23,12 +24,13 @@ use nodus_sandbox::services::Trunk;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::claim::identity;
+use super::claim::{identity, put_aside};
 use super::device::Class;
 use super::inputs::Job;
 use super::rows::Rows;
 use crate::error::user;
 use crate::journal::{self, BegunElsewhere, DISK_BYTES_MAX, Scribe, Shelf, Space, Terms};
+use crate::paths::shown;
 use crate::store::{sync_dir, write_synced};
 use crate::text::{count, escape, one_line};
 
@@ -61,6 +63,13 @@ impl Place {
     pub(super) fn has_published(&self, parent: &Dir, name: &Path) -> bool {
         let noted = self.parent.read_to_string(self.dir().join(PUBLISHED));
         noted.is_ok_and(|noted| parent.symlink_metadata(name).is_ok_and(|found| identity(&found) == noted))
+    }
+
+    /// Keeps the run under another name; which one.
+    fn put_aside(&self) -> anyhow::Result<OsString> {
+        let mut name = self.name.clone();
+        name.push(".killed");
+        put_aside(&self.parent, self.dir(), &name).context("setting aside what an interrupted run had kept")
     }
 
     /// Forgets the run.
@@ -104,8 +113,10 @@ impl Keep {
     /// Ours: the disk refuses.
     pub(super) fn begin(place: &Place, jobs: &[Arc<Job>], every: Duration) -> anyhow::Result<Self> {
         if place.is_taken() {
+            let now = place.put_aside()?;
             tracing::warn!(
-                "an earlier run into this folder was interrupted, and this one begins anew: --resume would have gone on with it"
+                "an earlier run into this folder was interrupted, and this one begins anew: what --resume would have gone on from is now in {}",
+                shown(Path::new(&now))
             );
         }
         place.clear()?;
