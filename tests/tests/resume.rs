@@ -61,6 +61,12 @@ fn lines(path: &Path) -> usize {
 /// A run that has taken so many steps.
 fn run_to(of: &Host, (out, member): (&str, &str), steps: usize, more: &[&str]) -> Child {
     let mut child = command(of, out, more).stderr(Stdio::null()).spawn().unwrap();
+    wait_for(of, (out, member), steps, &mut child);
+    child
+}
+
+/// Waits until it has.
+fn wait_for(of: &Host, (out, member): (&str, &str), steps: usize, child: &mut Child) {
     let losses = of.path(&format!(".{out}.partial")).join(member).join("losses.jsonl");
     let began = Instant::now();
     while lines(&losses) < steps {
@@ -68,7 +74,6 @@ fn run_to(of: &Host, (out, member): (&str, &str), steps: usize, more: &[&str]) -
         assert!(began.elapsed() < Duration::from_secs(180), "{steps} steps take too long");
         std::thread::sleep(Duration::from_millis(5));
     }
-    child
 }
 
 fn signal(child: &Child, name: &str) {
@@ -175,6 +180,39 @@ fn what_is_not_as_it_was_is_named() {
     std::fs::write(&replies, whole).unwrap();
     let said = run(&host, "out", &[job, &["--resume"]].concat());
     assert!(said.contains("went on where it was cut off"), "{said}");
+}
+
+#[test]
+fn a_journal_that_is_taken_away_costs_no_result_and_no_stop() {
+    let host = prepared();
+    let (first, second) = ("learning_rate=0.01", "learning_rate=0.003");
+    let sweep = [&SWEEP[..], &["--jobs", "1"]].concat();
+    let asked = |out: &str, times: u32| {
+        let mut child = command(&host, out, &sweep).stdout(Stdio::null()).spawn().unwrap();
+        wait_for(&host, (out, second), 20, &mut child);
+        std::fs::remove_dir_all(host.path(&format!(".{out}.journal"))).unwrap();
+        if times > 1 {
+            // Its guest does not hear of the first before the second.
+            let guests = children(child.id(), "guest");
+            assert!(Command::new("kill").args(["-STOP", &guests[0].to_string()]).status().unwrap().success());
+        }
+        for _ in 0..times {
+            signal(&child, "INT");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let output = child.wait_with_output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{said}");
+        assert!(!said.contains("`--resume` goes on"), "{said}");
+        host.ok(["audit", "verify", host.path(out).join(first).to_str().unwrap()]);
+        said
+    };
+    let said = asked("cut", 2);
+    assert!(said.contains("it must be run anew"), "{said}");
+    assert!(lines(&host.path("cut").join(second).join("losses.jsonl")) >= 20);
+    let said = asked("stopped", 1);
+    assert!(said.contains("its stop cannot be noted"), "{said}");
+    host.ok(["audit", "verify", host.path("stopped").join(second).to_str().unwrap()]);
 }
 
 #[test]

@@ -277,7 +277,10 @@ async fn kept(shared: &Shared, home: &Home, (seat, view): (Seat, View), keep: Ar
         trunk,
         stop: stop.clone(),
         audience: Box::new(view),
-        note: Box::new(move |_| keep.note_stop(slot, calls.made())),
+        note: Box::new(move |_| {
+            keep.note_stop(slot, calls.made());
+            Ok(())
+        }),
         neighbours: &shared.neighbours,
     };
     let cut = async {

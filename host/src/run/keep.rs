@@ -171,12 +171,15 @@ impl Keep {
         Ok(Scribe::start(terms, book))
     }
 
-    /// The job, which has made so many calls, is about to learn that it is to stop.
-    ///
-    /// # Errors
-    /// Ours: the disk refuses.
-    pub(crate) fn note_stop(&self, slot: JobSlot, calls: u64) -> anyhow::Result<()> {
-        write_synced(&self.dir, &stop_name(slot), calls.to_string().as_bytes())
+    /// The job, which has made so many calls, is about to learn that it is to stop. Where that cannot be noted its journal is forgotten, since gone on
+    /// with it would contradict what the job does now.
+    pub(crate) fn note_stop(&self, slot: JobSlot, calls: u64) {
+        if let Err(error) = write_synced(&self.dir, &stop_name(slot), calls.to_string().as_bytes()) {
+            tracing::warn!(
+                "a job's journal is not kept any more, its stop cannot be noted: interrupted, the job will begin anew: {error:#}"
+            );
+            self.shelf.remove(&slot.0.to_string());
+        }
     }
 
     /// Forgets what a job did after it had learnt that it is to stop.
