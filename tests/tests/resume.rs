@@ -172,12 +172,20 @@ fn what_is_not_as_it_was_is_named() {
     let kept = std::fs::read_to_string(&place).unwrap();
     std::fs::write(&place, kept.replacen(env!("CARGO_PKG_VERSION"), "0.0.1", 1)).unwrap();
     refused(&[], "the version of nodus-host was \"0.0.1");
-    std::fs::write(&place, kept).unwrap();
+    std::fs::write(&place, &kept).unwrap();
     let replies = host.path(".out.journal/journals/0/replies");
     let whole = std::fs::read(&replies).unwrap();
     std::fs::write(&replies, [&[7; 32], &whole[32..]].concat()).unwrap();
     refused(&[], "another device class");
     std::fs::write(&replies, whole).unwrap();
+    // Another job's journal: such a job does otherwise every time.
+    std::fs::write(&place, kept.replacen(r#""dropout":0.1"#, r#""dropout":0.2"#, 1)).unwrap();
+    let other = [job, &["--resume"]].concat().into_iter().map(|arg| if arg == "dropout=0.1" { "dropout=0.2" } else { arg });
+    let output = command(&host, "out", &other.collect::<Vec<_>>()).output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("must be run anew") && !error.contains("`--resume` goes on"), "{error}");
+    std::fs::write(&place, kept).unwrap();
     let said = run(&host, "out", &[job, &["--resume"]].concat());
     assert!(said.contains("went on where it was cut off"), "{said}");
 }

@@ -48,6 +48,11 @@ struct Seat {
     class: Arc<Class>,
 }
 
+/// Run again, the job did otherwise than before: gone on with, it would do so every time.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Diverged(String);
+
 /// How a job fared, and the engine that it ran in.
 pub(crate) struct Fared {
     /// None where it was not started; ours where the host failed it.
@@ -59,6 +64,11 @@ pub(crate) struct Fared {
 }
 
 impl Fared {
+    /// Whether no run can go on with it.
+    pub(super) fn has_diverged(&self) -> bool {
+        self.ended.as_ref().is_err_and(|error| error.is::<Diverged>())
+    }
+
     /// Its engine could not be started.
     fn not_at_all(error: &anyhow::Error) -> Self {
         Self { ended: Err(again(error)), ..Self::not_started() }
@@ -298,9 +308,10 @@ async fn kept(shared: &Shared, home: &Home, (seat, view): (Seat, View), keep: Ar
     scribe.end().await;
     match (fault, ended?) {
         (Some(Fault::Lost(how)), _) => bail!("the device was lost: {how}"),
-        (Some(Fault::Host(how) | Fault::Diverged(how)), _) => bail!(how),
+        (Some(Fault::Host(how)), _) => bail!(how),
+        (Some(Fault::Diverged(how)), _) => Err(Diverged(how).into()),
         (None, ended) if ended.end.is_some() && !is_whole => {
-            bail!("run again, the job ended before it had asked all that it asked before")
+            Err(Diverged("run again, the job ended before it had asked all that it asked before".to_owned()).into())
         }
         (None, ended) => Ok(ended),
     }

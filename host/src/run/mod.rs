@@ -105,11 +105,12 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let verdicts: Vec<Verdict> = ends.map(|(number, (post, fared))| conclude(&mut office, &account(number, fared), post, fared)).collect();
     let left = leave(&output, args, (&posts, &fared, &verdicts), (at_once, wall_seconds, sharing), out);
     // Not before all is in its place.
-    let is_over = fared.iter().zip(&verdicts).all(|(fared, verdict)| verdict.is_over(fared, args.resume));
-    if is_over {
+    let rest = fared.iter().zip(&verdicts).filter(|(fared, verdict)| !verdict.is_over(fared, args.resume));
+    let rest: Vec<&Fared> = rest.map(|(fared, _)| fared).collect();
+    if rest.is_empty() {
         keep.end();
     } else if keep.leave(output.published().as_deref()) {
-        display.note("`--resume` goes on with what was cut off, from where it was");
+        told::rest(&rest, &display);
     }
     left
 }

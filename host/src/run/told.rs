@@ -9,6 +9,7 @@ use nodus_sandbox::services::Source;
 
 use super::conclude::{Kept, Status, Verdict};
 use super::crew::{Fared, Post};
+use super::display::Display;
 use super::output::Output;
 use super::record::{ADAPTER, Figures};
 use super::summary::{self, CSV, JSON, Machine, Row};
@@ -37,6 +38,16 @@ pub(super) fn one(output: &Output, post: &Post, fared: &Fared, verdict: &Verdict
             let place = if verdict.kept == Kept::Left { format!(", in {}", output.leave()) } else { String::new() };
             Err(anyhow::anyhow!("{error:#}")).context(format!("the host failed while it ran the job; {kept}{place}"))
         }
+    }
+}
+
+/// Jobs that were cut off or failed by the host, while what lets them go on is there.
+pub(super) fn rest(jobs: &[&Fared], display: &Display) {
+    if jobs.iter().any(|fared| !fared.has_diverged()) {
+        display.note("`--resume` goes on with what was cut off, from where it was");
+    }
+    if jobs.iter().any(|fared| fared.has_diverged()) {
+        display.note("what did otherwise when it was run again would do so every time: it must be run anew, without `--resume`");
     }
 }
 
