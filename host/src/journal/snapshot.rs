@@ -28,11 +28,15 @@ pub(super) fn encoded(identity: Digest, calls: u64, state: &JobState) -> anyhow:
     Ok(bytes)
 }
 
-/// Bytes of each of those that are there, by its calls.
+/// Bytes of each of those that are there, by its calls. One that was being written when its process ended goes.
 ///
 /// # Errors
 /// What the operating system says.
 pub(super) fn sizes(dir: &Dir) -> anyhow::Result<BTreeMap<u64, u64>> {
+    match dir.remove_file(NEW) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error).context("removing half a snapshot"),
+        _ => {}
+    }
     let size = |calls: u64| Ok((calls, dir.metadata(name(calls))?.len()));
     all(dir)?.into_iter().map(size).collect::<io::Result<_>>().context("measuring snapshots")
 }
@@ -46,8 +50,7 @@ pub(super) fn write(dir: &Dir, calls: u64, bytes: &[u8], sizes: &mut BTreeMap<u6
         let mut file = dir.create(NEW)?;
         file.write_all(bytes)?;
         file.sync_all()?;
-        dir.rename(NEW, dir, name(calls))?;
-        sync_dir(dir)
+        dir.rename(NEW, dir, name(calls))
     };
     let made = make();
     if made.is_err() {
@@ -56,6 +59,7 @@ pub(super) fn write(dir: &Dir, calls: u64, bytes: &[u8], sizes: &mut BTreeMap<u6
     }
     made.context("writing a snapshot")?;
     sizes.insert(calls, bytes.len() as u64);
+    sync_dir(dir).context("writing a snapshot")?;
     while sizes.len() > SNAPSHOTS_KEPT
         && let Some(older) = sizes.first_entry()
     {
