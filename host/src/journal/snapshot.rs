@@ -116,3 +116,25 @@ fn all(dir: &Dir) -> anyhow::Result<Vec<u64>> {
     found.sort_unstable();
     Ok(found)
 }
+
+#[cfg(test)]
+mod tests {
+    use cap_std::fs::Dir;
+
+    use super::{NEW, name, sizes, write};
+
+    #[test]
+    fn half_a_snapshot_goes_and_whole_ones_are_measured() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = Dir::open_ambient_dir(folder.path(), cap_std::ambient_authority()).unwrap();
+        dir.write(NEW, b"half").unwrap();
+        let mut there = sizes(&dir).unwrap();
+        assert!(there.is_empty() && !dir.exists(NEW));
+        for (calls, bytes) in [(3, &b"one"[..]), (5, b"four"), (9, b"ninth")] {
+            write(&dir, calls, bytes, &mut there).unwrap();
+            assert_eq!(there, sizes(&dir).unwrap(), "the count is what is there");
+        }
+        assert_eq!(there, [(5, 4), (9, 5)].into());
+        assert!(!dir.exists(name(3)));
+    }
+}
