@@ -28,11 +28,15 @@ pub(super) fn encoded(identity: Digest, calls: u64, state: &JobState) -> anyhow:
     Ok(bytes)
 }
 
-/// Bytes of each of those that are there, by its calls.
+/// Bytes of each of those that are there, by its calls. One that was being written when its process ended goes.
 ///
 /// # Errors
 /// What the operating system says.
 pub(super) fn sizes(dir: &Dir) -> anyhow::Result<BTreeMap<u64, u64>> {
+    match dir.remove_file(NEW) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error).context("removing half a snapshot"),
+        _ => {}
+    }
     let size = |calls: u64| Ok((calls, dir.metadata(name(calls))?.len()));
     all(dir)?.into_iter().map(size).collect::<io::Result<_>>().context("measuring snapshots")
 }
@@ -46,8 +50,7 @@ pub(super) fn write(dir: &Dir, calls: u64, bytes: &[u8], sizes: &mut BTreeMap<u6
         let mut file = dir.create(NEW)?;
         file.write_all(bytes)?;
         file.sync_all()?;
-        dir.rename(NEW, dir, name(calls))?;
-        sync_dir(dir)
+        dir.rename(NEW, dir, name(calls))
     };
     let made = make();
     if made.is_err() {
@@ -56,6 +59,7 @@ pub(super) fn write(dir: &Dir, calls: u64, bytes: &[u8], sizes: &mut BTreeMap<u6
     }
     made.context("writing a snapshot")?;
     sizes.insert(calls, bytes.len() as u64);
+    sync_dir(dir).context("writing a snapshot")?;
     while sizes.len() > SNAPSHOTS_KEPT
         && let Some(older) = sizes.first_entry()
     {
@@ -111,4 +115,26 @@ fn all(dir: &Dir) -> anyhow::Result<Vec<u64>> {
     }
     found.sort_unstable();
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use cap_std::fs::Dir;
+
+    use super::{NEW, name, sizes, write};
+
+    #[test]
+    fn half_a_snapshot_goes_and_whole_ones_are_measured() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = Dir::open_ambient_dir(folder.path(), cap_std::ambient_authority()).unwrap();
+        dir.write(NEW, b"half").unwrap();
+        let mut there = sizes(&dir).unwrap();
+        assert!(there.is_empty() && !dir.exists(NEW));
+        for (calls, bytes) in [(3, &b"one"[..]), (5, b"four"), (9, b"ninth")] {
+            write(&dir, calls, bytes, &mut there).unwrap();
+            assert_eq!(there, sizes(&dir).unwrap(), "the count is what is there");
+        }
+        assert_eq!(there, [(5, 4), (9, 5)].into());
+        assert!(!dir.exists(name(3)));
+    }
 }

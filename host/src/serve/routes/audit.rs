@@ -81,15 +81,22 @@ fn tar(service: &Service, files: &[(Role, FileRef)], out: &mut dyn Write) -> any
 pub(super) async fn ledger(State(app): State<App>, caller: Caller, Id(id): Id<JobId>) -> Result<Response, Failure> {
     let of = caller.0.id;
     app.blocking(move |service| Ok(service.state.job(of, id)?)).await?;
-    let Some(_slot) = app.ledger_slots.take(of) else {
+    let Some(slot) = app.ledger_slots.take(of) else {
         let detail = "the ledger is being read for you, expected one request for it at the same time";
         return Err(Failure::new(Code::RateLimited, detail).retry_after(1));
     };
-    // It is read whole, and so by few at a time; how fast the caller takes the answer is no matter of theirs.
-    let turn = app.ledgers.acquire().await.map_err(|error| Failure::ours(error.into()))?;
-    let mut entries = app.blocking(move |service| entries(service, id).map_err(Failure::ours)).await?;
-    drop(turn);
-    Ok(download::written(&app, "application/json", move |_, mut out| copy(&mut entries, &mut out).context("reading a job's entries")))
+    // It is read whole, and so by few at a time, who have gone when the reading has ended and not when they hang up; how fast the caller takes the answer is
+    // no matter of theirs, but it is the one that this tenant has.
+    let turn = app.ledgers.clone().acquire_owned().await.map_err(|error| Failure::ours(error.into()))?;
+    let read = move |service: &Service| {
+        let _turn = turn;
+        Ok((entries(service, id).map_err(Failure::ours)?, slot))
+    };
+    let (mut entries, slot) = app.blocking(read).await?;
+    Ok(download::written(&app, "application/json", move |_, mut out| {
+        let _slot = slot;
+        copy(&mut entries, &mut out).context("reading a job's entries")
+    }))
 }
 
 /// The entries of a job as the answer has them, in a file that is gone when it is closed: they may be many.
