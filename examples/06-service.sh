@@ -29,7 +29,7 @@ sweep=$(submit "$alice" --sweep learning_rate=1e-4,3e-4,1e-3 --set 'layers={"las
 single=$(submit "$bob" --seed 7)
 
 first=$(head -n 1 <<< "$sweep")
-until NODUS_TOKEN=$alice "$host" jobs --json | python3 -c 'import json, sys; sys.exit(not any((json.loads(line).get("last_step") or {"step": 0})["step"] >= 3 for line in sys.stdin))'; do
+until NODUS_TOKEN=$alice "$host" jobs --json | python3 -c 'import json, sys; jobs = [json.loads(line) for line in sys.stdin]; sys.exit(not any((job.get("last_step") or {"step": 0})["step"] >= 3 or job["state"] == "failed" for job in jobs))'; do
     sleep 0.2
 done
 echo "killing the service in the middle"
