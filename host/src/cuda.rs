@@ -8,6 +8,7 @@ use cap_std::fs::Dir;
 use nodus_kernels::DeviceError;
 use nodus_kernels::cuda::{Cache, Card, cards, probe};
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use crate::paths::Paths;
 use crate::text::count;
@@ -24,6 +25,11 @@ pub struct DeviceEnv {
     /// Roots of Python environments: `VIRTUAL_ENV`, `CONDA_PREFIX`, `~/.local`.
     pub pythons: Vec<PathBuf>,
 }
+
+/// What has the driver show a process some cards only; without it, it shows all.
+pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+/// The number of a card that is shown alone.
+pub(crate) const ALONE: usize = 0;
 
 /// Folders of NVIDIA's wheels below a `site-packages`: those of CUDA 13, then those of CUDA 12.
 const WHEELS: [&str; 3] = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cublas/lib"];
@@ -66,6 +72,13 @@ pub(crate) fn card(ordinal: usize, folders: &[String]) -> Result<Card, String> {
     }
 }
 
+/// What [`VISIBLE`] calls a card: the same in every process, and for a daemon and its clients.
+pub(crate) fn lasting_name(card: &Card) -> String {
+    // Parts of a card go by another word, and by the name that NVIDIA gives them.
+    let word = if card.name.contains(" MIG ") { "MIG" } else { "GPU" };
+    format!("{word}-{}", Uuid::from_bytes(card.uuid))
+}
+
 /// The driver's version, such as 580.159.04, where the system tells it.
 pub(crate) fn driver_version(paths: Paths) -> Option<String> {
     let text = paths.read(DRIVER_FILE.as_ref(), 1 << 16).ok()?;
@@ -94,9 +107,9 @@ impl Cache for KernelCache {
 
 #[cfg(test)]
 mod tests {
-    use nodus_kernels::cuda::Cache as _;
+    use nodus_kernels::cuda::{Cache as _, Card};
 
-    use super::{DeviceEnv, KernelCache, card, folders};
+    use super::{DeviceEnv, KernelCache, card, folders, lasting_name};
     use crate::paths::Paths;
 
     #[test]
@@ -121,6 +134,19 @@ mod tests {
     fn a_card_that_is_not_there_is_said_to_be_missing_and_how_to_get_it() {
         let why = card(99, &[]).unwrap_err();
         assert!(why.contains("was not found: install") || why.contains("there is no card 99"), "{why}");
+    }
+
+    #[test]
+    fn a_card_is_named_as_the_driver_and_its_tools_name_it() {
+        let card = |name: &str| Card {
+            ordinal: 1,
+            name: name.into(),
+            capability: (9, 0),
+            multiprocessors: 132,
+            uuid: std::array::from_fn(|i| i as u8 * 17),
+        };
+        assert_eq!(lasting_name(&card("NVIDIA H200")), "GPU-00112233-4455-6677-8899-aabbccddeeff");
+        assert_eq!(lasting_name(&card("NVIDIA H200 MIG 1g.18gb")), "MIG-00112233-4455-6677-8899-aabbccddeeff");
     }
 
     #[test]

@@ -16,6 +16,8 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::words::{Facts, FromEngine, Load, ToEngine, Vitals};
 use crate::app::Surroundings;
+use crate::cli::DeviceChoice;
+use crate::cuda::ALONE;
 use crate::error::exit_code;
 use crate::process::handover;
 use crate::process::socket::{inherited, split};
@@ -74,13 +76,17 @@ async fn work(
 
 fn device(store: &Store, surroundings: &Surroundings, load: &Load, weights: Option<&Link>) -> anyhow::Result<(Device, Facts)> {
     let surroundings = Surroundings { devices: load.environment.clone(), ..surroundings.clone() };
-    if let Some((ordinal, bytes)) = load.limit {
+    if let Some(bytes) = load.limit {
         let more = usize::try_from(bytes)?.saturating_add(1 << 20);
-        let is_refused = refuses(ordinal, more).context("trying the process's memory limit")?;
+        let is_refused = refuses(ALONE, more).context("trying the process's memory limit")?;
         anyhow::ensure!(is_refused, "the process was given {more} bytes of the card, beyond its limit of {bytes}: the limit has no effect");
     }
     let model = OpenModel::open(store, &load.model)?;
-    let chosen = choose(store, &surroundings, (load.device.device, load.device.dtype), std::iter::once(&model))?;
+    let here = if load.sees_it_alone { Some(DeviceChoice::Cuda(ALONE)) } else { load.device.device };
+    // What it is told of a card by that number would be taken for another card's.
+    let known_as = || format!("taking {}", load.device.device.unwrap_or_default());
+    let chosen = choose(store, &surroundings, (here, load.device.dtype), std::iter::once(&model)).with_context(known_as)?;
+    let chosen = chosen.known_as(load.device.device);
     let rig = Rig { chosen: &chosen, args: load.device, buffer_bytes_max: load.buffer_bytes_max, expected: None, weights };
     let device = Device::start(std::iter::once(&model), rig)?;
     let facts = Facts { slot: device.slot(&model)?, class: device.class(&model), device: chosen.name() };

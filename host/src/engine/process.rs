@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use super::words::{Facts, FromEngine, Load, ToEngine, Vitals};
 use crate::cli::DeviceArgs;
-use crate::cuda::DeviceEnv;
+use crate::cuda::{ALONE, DeviceEnv, VISIBLE};
 use crate::error::user;
 use crate::name::Name;
 use crate::process::fate::{self, Fate};
@@ -43,6 +43,8 @@ const LINK_QUEUE: usize = 64;
 pub(crate) struct Setup {
     pub(crate) model: Name,
     pub(crate) device: DeviceArgs,
+    /// The card that it is to see, and no other.
+    pub(crate) card: Option<String>,
     /// Bytes of its buffers at most: all but the weights.
     pub(crate) buffer_bytes_max: u64,
     pub(crate) environment: DeviceEnv,
@@ -55,22 +57,25 @@ pub(crate) struct Setup {
 #[derive(Clone, Debug)]
 pub(crate) struct MpsTerms {
     pub(crate) daemon: Arc<Mps>,
-    /// Which of the cards that the daemon serves.
-    pub(crate) ordinal: usize,
     /// Bytes of the card's memory that it may have in all.
     pub(crate) memory_bytes: u64,
     /// Whom it has its weights from, and gives them to.
     pub(crate) weights: Arc<Keeper>,
 }
 
-impl MpsTerms {
-    /// All threads of the card, and no more memory than is planned.
+impl Setup {
+    /// Its card alone; of a client all threads of it, and no more memory than is planned.
     fn environment(&self) -> Vec<(String, String)> {
-        let mut variables = self.daemon.environment(Some(100));
-        variables.push(Mps::memory_limit(self.ordinal, self.memory_bytes));
+        let mut variables: Vec<_> = self.card.iter().map(|card| (VISIBLE, card.clone())).collect();
+        if let Some(mps) = &self.mps {
+            variables.extend(mps.daemon.environment(Some(100)));
+            variables.push(Mps::memory_limit(ALONE, mps.memory_bytes));
+        }
         variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
+}
 
+impl MpsTerms {
     /// Waits until the process is a client: the driver would run it all the same.
     async fn prove(&self, process: u32) -> anyhow::Result<()> {
         let daemon = self.daemon.clone();
@@ -121,8 +126,7 @@ impl Process {
         let (command_stream, command_end) = StdStream::pair().context("making a socket")?;
         let (control_stream, control_end) = StdStream::pair().context("making a socket")?;
         let ends = Ends { input: OwnedFd::from(command_end), output: OwnedFd::from(control_end) };
-        let variables = setup.mps.as_ref().map_or_else(Vec::new, MpsTerms::environment);
-        let child = spawn("engine", &[], &variables, ends).context("starting an engine process")?;
+        let child = spawn("engine", &[], &setup.environment(), ends).context("starting an engine process")?;
         let fate = Arc::new(Fate::of_client(child, setup.mps.as_ref().map(|mps| mps.daemon.clone())));
         let begun = Self::begin(dir, setup, &fate, (command_stream, control_stream)).await;
         if begun.is_err() {
@@ -147,10 +151,10 @@ impl Process {
         drop(weights);
         let (reader, writer) = split(control_stream)?;
         let (mut reader, mut writer) = (FrameReader::new(BufReader::new(reader), u64::from(u32::MAX)), FrameWriter::new(writer));
-        let Setup { model, device, buffer_bytes_max, environment, watch, mps } = setup.clone();
-        let limit = mps.as_ref().map(|mps| (mps.ordinal, mps.memory_bytes));
+        let Setup { model, device, card, buffer_bytes_max, environment, watch, mps } = setup.clone();
+        let (sees_it_alone, limit) = (card.is_some(), mps.as_ref().map(|mps| mps.memory_bytes));
         // A process that is gone already is noticed where it is read.
-        drop(writer.send(&ToEngine::Load(Box::new(Load { model, device, buffer_bytes_max, limit, environment }))).await);
+        drop(writer.send(&ToEngine::Load(Box::new(Load { model, device, sees_it_alone, buffer_bytes_max, limit, environment }))).await);
         let facts = match timeout(watch.start, reader.next()).await {
             Ok(Ok(Some(FromEngine::Ready(facts)))) => *facts,
             Ok(Ok(Some(FromEngine::Refused { text, is_users: true }))) => return Err(user(text)),
@@ -287,4 +291,36 @@ async fn read(mut reader: FrameReader<BufReader<OwnedReadHalf>>, board: Arc<Boar
     let how = fate::end(&fate, reason).await;
     board.ended.send_replace(Some(how));
     board.asking().clear();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::{DeviceArgs, DeviceEnv, MpsTerms, Setup, Watch};
+    use crate::process::mps::tests::daemon;
+
+    /// The variables of an engine process on the second of two cards.
+    #[test]
+    fn an_engine_sees_its_own_card_alone_and_its_limit_is_that_cards() {
+        let folder = tempfile::tempdir().unwrap();
+        let daemon = Arc::new(daemon(&folder, ""));
+        let terms = MpsTerms { weights: daemon.weights(nodus_protocol::Digest::of(b"model")), daemon, memory_bytes: 3 << 30 };
+        let limit = Duration::from_secs(1);
+        let setup = Setup {
+            model: "model".parse().unwrap(),
+            device: DeviceArgs { device: Some("cuda:1".parse().unwrap()), dtype: None, threads: None, trunk_cache: None, memory: None },
+            card: Some("GPU-1".into()),
+            buffer_bytes_max: 0,
+            environment: DeviceEnv::default(),
+            mps: Some(terms),
+            watch: Watch { start: limit, silence: limit, pass: limit },
+        };
+        let has = |setup: &Setup, name: &str, value: &str| setup.environment().contains(&(name.to_owned(), value.to_owned()));
+        assert!(has(&setup, "CUDA_VISIBLE_DEVICES", "GPU-1") && has(&setup, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=3072M"));
+        assert!(has(&setup, "CUDA_MPS_PIPE_DIRECTORY", folder.path().to_str().unwrap()));
+        let fused = Setup { mps: None, ..setup };
+        assert_eq!(fused.environment(), [("CUDA_VISIBLE_DEVICES".to_owned(), "GPU-1".to_owned())]);
+    }
 }

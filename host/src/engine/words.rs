@@ -45,11 +45,14 @@ pub(super) enum FromEngine {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Load {
     pub(super) model: Name,
+    /// As people know it.
     pub(super) device: DeviceArgs,
+    /// Whether the driver shows the process this card alone, so that it has another number there.
+    pub(super) sees_it_alone: bool,
     /// Bytes of its buffers at most: all but the weights.
     pub(super) buffer_bytes_max: u64,
-    /// The card of which it may have so many bytes in all, as the driver is to see to.
-    pub(super) limit: Option<(usize, u64)>,
+    /// Bytes of the card's memory that it may have in all, as the driver is to see to.
+    pub(super) limit: Option<u64>,
     pub(super) environment: DeviceEnv,
 }
 

@@ -55,20 +55,20 @@ impl Daemons {
         Ok(Self { folder: Arc::new(Folder { control, dir, path, made: AtomicU64::new(0) }), cards: Mutex::default() })
     }
 
-    /// The daemon of a card; another one where the last is gone.
+    /// The daemon of a card, `name` being what processes that are to see it alone are told; another one where the last is gone.
     ///
     /// # Errors
     /// Ours: there is none on this machine, or it does not start.
-    pub(super) async fn of(&self, ordinal: usize) -> anyhow::Result<Arc<Mps>> {
+    pub(super) async fn of(&self, ordinal: usize, name: &str) -> anyhow::Result<Arc<Mps>> {
         let card = self.cards.lock().unwrap_or_else(PoisonError::into_inner).entry(ordinal).or_default().clone();
-        let folder = self.folder.clone();
-        let start = move || folder.of(ordinal, &mut card.lock().unwrap_or_else(PoisonError::into_inner));
+        let (folder, name) = (self.folder.clone(), name.to_owned());
+        let start = move || folder.of((ordinal, name), &mut card.lock().unwrap_or_else(PoisonError::into_inner));
         tokio::task::spawn_blocking(start).await.context("starting an MPS daemon")?
     }
 }
 
 impl Folder {
-    fn of(&self, ordinal: usize, running: &mut Option<Arc<Mps>>) -> anyhow::Result<Arc<Mps>> {
+    fn of(&self, (ordinal, card): (usize, String), running: &mut Option<Arc<Mps>>) -> anyhow::Result<Arc<Mps>> {
         if let Some(daemon) = running.as_ref() {
             if !daemon.is_gone() {
                 return Ok(daemon.clone());
@@ -79,7 +79,7 @@ impl Folder {
         // Engines that are clients of the last one still name its folder.
         let name = format!("{PREFIX}{ordinal}-{}", self.made.fetch_add(1, Relaxed) + 1);
         self.dir.create_dir_with(&name, DirBuilder::new().mode(0o700)).context("making the MPS daemon's folder")?;
-        let daemon = Arc::new(Mps::start_by(self.control.clone(), self.path.join(&name))?);
+        let daemon = Arc::new(Mps::start_by(self.control.clone(), self.path.join(&name), Some(card))?);
         *running = Some(daemon.clone());
         Ok(daemon)
     }
@@ -100,12 +100,13 @@ mod tests {
         let control = control(programs.path(), "");
         let dir = || cap_std::fs::Dir::open_ambient_dir(folder.path(), cap_std::ambient_authority()).unwrap();
         let daemons = Daemons::of_program(control.clone(), dir(), folder.path().to_owned()).unwrap();
-        let first = daemons.of(0).await.unwrap();
-        assert!(Arc::ptr_eq(&first, &daemons.of(0).await.unwrap()), "one for a card");
-        let other = daemons.of(1).await.unwrap();
-        assert!(dir().exists("mps-0-1/alive") && dir().exists("mps-1-2/alive"));
+        let first = daemons.of(0, "GPU-0").await.unwrap();
+        assert!(Arc::ptr_eq(&first, &daemons.of(0, "GPU-0").await.unwrap()), "one for a card");
+        let other = daemons.of(1, "GPU-1").await.unwrap();
+        let shown = |daemon: &str| dir().read_to_string(format!("{daemon}/alive")).unwrap();
+        assert_eq!([shown("mps-0-1"), shown("mps-1-2")], ["GPU-0\n", "GPU-1\n"], "each is shown its own card alone");
         dir().remove_file("mps-0-1/alive").unwrap();
-        let second = daemons.of(0).await.unwrap();
+        let second = daemons.of(0, "GPU-0").await.unwrap();
         assert!(!Arc::ptr_eq(&first, &second) && !second.is_gone() && first.is_gone());
         // The last client of the first goes: the second is another, and stays.
         drop(first);
@@ -130,12 +131,12 @@ mod tests {
         );
         let dir = cap_std::fs::Dir::open_ambient_dir(folder.path(), cap_std::ambient_authority()).unwrap();
         let daemons = Arc::new(Daemons::of_program(control, dir.try_clone().unwrap(), folder.path().to_owned()).unwrap());
-        let (first, other) = (daemons.of(0).await.unwrap(), daemons.of(1).await.unwrap());
+        let (first, other) = (daemons.of(0, "GPU-0").await.unwrap(), daemons.of(1, "GPU-1").await.unwrap());
         dir.write("silent", "").unwrap();
         let asking = daemons.clone();
-        let held_up = tokio::spawn(async move { asking.of(0).await.unwrap() });
+        let held_up = tokio::spawn(async move { asking.of(0, "GPU-0").await.unwrap() });
         tokio::time::sleep(Duration::from_millis(200)).await;
-        let again = tokio::time::timeout(Duration::from_secs(60), daemons.of(1)).await.expect("it waits for the other card's");
+        let again = tokio::time::timeout(Duration::from_secs(60), daemons.of(1, "GPU-1")).await.expect("it waits for the other card's");
         assert!(Arc::ptr_eq(&other, &again.unwrap()));
         assert!(!held_up.is_finished(), "the silent one is still asked");
         dir.remove_file("silent").unwrap();

@@ -168,12 +168,12 @@ async fn begin(shared: &Shared, numbers: NewEngine, (need, bound): (Need, &Bound
     // Its neighbours have given back what it is to have.
     rooms::settle(shared, numbers.device).await;
     let buffer_bytes_max = bound.load(Relaxed);
-    let mps = match (numbers.lane, place.device) {
-        (Lane::Mps, DeviceChoice::Cuda(ordinal)) => {
+    let mps = match (numbers.lane, place.device, &place.card) {
+        (Lane::Mps, DeviceChoice::Cuda(ordinal), Some(card)) => {
             // What it is planned to need is refused by the engine's own numbers, never by the driver.
             let memory_bytes = need.fixed_bytes.saturating_add(buffer_bytes_max);
-            let daemon = shared.daemons.of(ordinal).await?;
-            Some(MpsTerms { weights: daemon.weights(model.digest), daemon, ordinal, memory_bytes })
+            let daemon = shared.daemons.of(ordinal, card).await?;
+            Some(MpsTerms { weights: daemon.weights(model.digest), daemon, memory_bytes })
         }
         // A processor has no daemon: the lane is an engine of the job's own.
         _ => None,
@@ -181,6 +181,7 @@ async fn begin(shared: &Shared, numbers: NewEngine, (need, bound): (Need, &Bound
     let setup = Setup {
         model: model.name.clone(),
         device: DeviceArgs { device: Some(place.device), ..shared.options.device },
+        card: place.card.clone(),
         buffer_bytes_max,
         environment: shared.options.environment.clone(),
         mps,
@@ -191,8 +192,8 @@ async fn begin(shared: &Shared, numbers: NewEngine, (need, bound): (Need, &Bound
     Ok((process, class))
 }
 
-fn place(shared: &Shared, numbers: NewEngine) -> anyhow::Result<Place> {
-    let place = shared.options.places.get(numbers.device.0 as usize).copied();
+fn place(shared: &Shared, numbers: NewEngine) -> anyhow::Result<&Place> {
+    let place = shared.options.places.get(numbers.device.0 as usize);
     place.context("the schedule named a device that there is not")
 }
 

@@ -22,9 +22,11 @@ use crate::run::choice::{asked, free_card_bytes};
 pub(crate) const SNAPSHOT_EVERY: Duration = Duration::from_secs(30);
 
 /// A device that jobs run on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) device: DeviceChoice,
+    /// Of a card: what processes that are to see it alone are told.
+    pub(crate) card: Option<String>,
     /// Bytes for engines and jobs.
     pub(crate) memory_bytes: u64,
     /// Whether MPS clients have a model's weights once between them.
@@ -119,12 +121,12 @@ fn place(surroundings: &Surroundings, device: DeviceChoice, memory: Option<u64>)
         let available = || machine::memory(surroundings.paths).map(|memory| memory.available);
         let memory_bytes = memory.or_else(available);
         let memory_bytes = memory_bytes.ok_or_else(|| user(format!("{MEMORY_FILE} does not tell the machine's memory: give --memory")))?;
-        return Ok(Place { device: DeviceChoice::Cpu, memory_bytes, shares_weights: false });
+        return Ok(Place { device: DeviceChoice::Cpu, card: None, memory_bytes, shares_weights: false });
     };
     let memory_bytes = match memory {
         Some(bytes) => bytes,
         None => free_card_bytes(card.ordinal).context("asking the card for its memory")?,
     };
     let shares_weights = can_share(card.ordinal).context("asking the card whether processes can share memory")?;
-    Ok(Place { device: DeviceChoice::Cuda(card.ordinal), memory_bytes, shares_weights })
+    Ok(Place { device: DeviceChoice::Cuda(card.ordinal), card: Some(cuda::lasting_name(&card)), memory_bytes, shares_weights })
 }

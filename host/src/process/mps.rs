@@ -13,6 +13,7 @@ use anyhow::Context as _;
 use nodus_protocol::Digest;
 
 use super::weights::Keeper;
+use crate::cuda::VISIBLE;
 use crate::text::one_line;
 
 /// The driver's program that starts a daemon, and speaks to one.
@@ -30,6 +31,8 @@ const FAREWELL: Duration = Duration::from_secs(10);
 pub(crate) struct Mps {
     control: PathBuf,
     folder: PathBuf,
+    /// The card that it serves; without one, all.
+    card: Option<String>,
     /// Weights that its clients share, by their models.
     weights: Mutex<BTreeMap<Digest, Arc<Keeper>>>,
 }
@@ -40,20 +43,21 @@ pub(crate) struct Mps {
 pub(crate) struct Gone(String);
 
 impl Mps {
-    /// Starts a daemon whose sockets and logs lie in `folder`.
+    /// Starts a daemon of all cards, whose sockets and logs lie in `folder`.
     ///
     /// # Errors
     /// Ours: the system has none, or it does not start.
     pub(crate) fn start(folder: PathBuf) -> anyhow::Result<Self> {
-        Self::start_by(CONTROL.into(), folder)
+        Self::start_by(CONTROL.into(), folder, None)
     }
 
-    /// The same by a program at another place.
+    /// The same by a program at another place, of one card where one is named: its clients, which must be shown that card alone too, have no part in
+    /// the others, neither in their memory nor in their faults.
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn start_by(control: PathBuf, folder: PathBuf) -> anyhow::Result<Self> {
-        let daemon = Self { control, folder, weights: Mutex::default() };
+    pub(crate) fn start_by(control: PathBuf, folder: PathBuf, card: Option<String>) -> anyhow::Result<Self> {
+        let daemon = Self { control, folder, card, weights: Mutex::default() };
         let status = daemon.control().arg("-d").stdout(Stdio::null()).status();
         let status = status.with_context(|| format!("starting {CONTROL}, which comes with the driver"))?;
         anyhow::ensure!(status.success(), "{CONTROL} -d ended with {status}");
@@ -62,7 +66,7 @@ impl Mps {
 
     /// One that a process before this one left running, perhaps.
     pub(crate) fn left(control: PathBuf, folder: PathBuf) -> Self {
-        Self { control, folder, weights: Mutex::default() }
+        Self { control, folder, card: None, weights: Mutex::default() }
     }
 
     /// Whom clients with this model have its weights from: they stand once on the card for all of them.
@@ -165,7 +169,7 @@ impl Mps {
 
     fn control(&self) -> Command {
         let mut command = Command::new(&self.control);
-        command.envs(self.environment(None));
+        command.envs(self.environment(None)).envs(self.card.iter().map(|card| (VISIBLE, card)));
         command
     }
 }
@@ -191,11 +195,11 @@ pub(crate) mod tests {
 
     use super::{Gone, Mps, numbers};
 
-    /// A program that acts as the driver's does: a daemon is a file in its folder, and every answer is made by `answer` first.
+    /// A program that acts as the driver's does: a daemon is a file in its folder, with the cards that it is shown, and every answer is made by `answer` first.
     pub(crate) fn control(folder: &Path, answer: &str) -> PathBuf {
         let program = folder.join("control");
         let text = format!(
-            "#!/bin/sh\nif [ \"$1\" = -d ]; then touch \"$CUDA_MPS_PIPE_DIRECTORY/alive\"; exit; fi\n\
+            "#!/bin/sh\nif [ \"$1\" = -d ]; then echo \"$CUDA_VISIBLE_DEVICES\" > \"$CUDA_MPS_PIPE_DIRECTORY/alive\"; exit; fi\n\
              [ -e \"$CUDA_MPS_PIPE_DIRECTORY/alive\" ] || {{ echo 'Cannot find MPS control daemon process'; exit 1; }}\n\
              read words\n{answer}\n[ \"$words\" = quit ] && rm \"$CUDA_MPS_PIPE_DIRECTORY/alive\"\necho\n"
         );
@@ -208,7 +212,7 @@ pub(crate) mod tests {
     /// A daemon of such a program.
     pub(crate) fn daemon(folder: &tempfile::TempDir, answer: &str) -> Mps {
         let control = control(folder.path(), answer);
-        Mps::start_by(control, folder.path().to_owned()).unwrap()
+        Mps::start_by(control, folder.path().to_owned(), None).unwrap()
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub(crate) enum Chosen {
 #[derive(Debug)]
 pub(crate) struct ChosenCard {
     card: Card,
+    /// Its number for people: where the process is shown fewer cards than there are, another than the driver's.
+    number: usize,
     dtype: Dtype,
     folders: Vec<String>,
     kernels: Dir,
@@ -69,7 +71,7 @@ pub(crate) fn choose<'a>(
         None => stored(models)?,
     };
     let (kernels, driver) = (store.kernels()?, cuda::driver_version(surroundings.paths));
-    Ok(Chosen::Cuda(ChosenCard { card, dtype, folders, kernels, driver }))
+    Ok(Chosen::Cuda(ChosenCard { number: card.ordinal, card, dtype, folders, kernels, driver }))
 }
 
 /// `--device`, else `NODUS_DEVICE`, else `auto`.
@@ -101,11 +103,19 @@ fn stored<'a>(models: impl Iterator<Item = &'a OpenModel>) -> anyhow::Result<Dty
 }
 
 impl Chosen {
+    /// The same device, by the number that people know it by, where they know it by one.
+    pub(crate) fn known_as(mut self, device: Option<DeviceChoice>) -> Self {
+        if let (Self::Cuda(chosen), Some(DeviceChoice::Cuda(number))) = (&mut self, device) {
+            chosen.number = number;
+        }
+        self
+    }
+
     /// As people call it.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Cpu => "cpu, f32".to_owned(),
-            Self::Cuda(chosen) => format!("cuda:{} ({}), {}", chosen.card.ordinal, chosen.card.name, chosen.dtype),
+            Self::Cuda(chosen) => format!("cuda:{} ({}), {}", chosen.number, chosen.card.name, chosen.dtype),
         }
     }
 
@@ -155,7 +165,7 @@ impl ChosenCard {
             ..CudaOptions::default()
         };
         let precision: Precision = self.dtype.precision();
-        CudaDevice::open(self.card.ordinal, precision, options).with_context(|| format!("opening cuda:{}", self.card.ordinal))
+        CudaDevice::open(self.card.ordinal, precision, options).with_context(|| format!("opening cuda:{}", self.number))
     }
 
     /// Free bytes of its memory, less what the driver and the libraries will take.
@@ -174,7 +184,9 @@ impl ChosenCard {
 
 #[cfg(test)]
 mod tests {
-    use super::{Chosen, DeviceChoice, Dtype, choose};
+    use nodus_kernels::cuda::Card;
+
+    use super::{Chosen, ChosenCard, DeviceChoice, Dtype, choose};
     use crate::app::Surroundings;
     use crate::cuda::DeviceEnv;
     use crate::error::exit_code;
@@ -189,6 +201,17 @@ mod tests {
         let surroundings =
             Surroundings { paths, data_dir: None, is_terminal: false, devices, service: crate::client::ServiceEnv::default() };
         choose(&store, &surroundings, (device, dtype), std::iter::empty())
+    }
+
+    /// An engine process sees its card as the first; places, logs and metrics name it as the operator does.
+    #[test]
+    fn a_card_that_is_seen_alone_keeps_its_number_for_people() {
+        let kernels = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap().into_dir().unwrap();
+        let card = Card { ordinal: 0, name: "NVIDIA H200".into(), capability: (9, 0), multiprocessors: 132, uuid: [0; 16] };
+        let chosen = Chosen::Cuda(ChosenCard { number: 0, card, dtype: Dtype::Bf16, folders: Vec::new(), kernels, driver: None });
+        let chosen = chosen.known_as(Some(DeviceChoice::Cuda(1)));
+        assert_eq!((chosen.name().as_str(), chosen.ordinal()), ("cuda:1 (NVIDIA H200), bf16", Some(0)));
+        assert_eq!(Chosen::Cpu.known_as(Some(DeviceChoice::Cuda(1))).name(), "cpu, f32");
     }
 
     #[test]

@@ -145,6 +145,8 @@ pub struct Card {
     pub capability: (i32, i32),
     /// Streaming multiprocessors.
     pub multiprocessors: i32,
+    /// What it is known by in every process, whatever its number is there.
+    pub uuid: [u8; 16],
 }
 
 /// The cards, in the driver's order.
@@ -160,7 +162,9 @@ pub fn cards() -> Result<Vec<Card>, DeviceError> {
         let device = driver::result::device::get(ordinal).map_err(|error| failed("opening the card", error))?;
         let properties = properties(device, version)?;
         let (name, capability, multiprocessors) = (properties.name, properties.capability, properties.multiprocessors);
-        Ok(Card { ordinal: ordinal.unsigned_abs() as usize, name, capability, multiprocessors })
+        let uuid = driver::result::device::get_uuid(device).map_err(|error| failed("the card's UUID", error))?;
+        let uuid = uuid.bytes.map(|byte| u8::from_ne_bytes(byte.to_ne_bytes()));
+        Ok(Card { ordinal: ordinal.unsigned_abs() as usize, name, capability, multiprocessors, uuid })
     };
     (0..count).map(card).collect()
 }
