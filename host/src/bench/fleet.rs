@@ -178,7 +178,7 @@ impl Worker {
         command.envs(environment.iter().map(|(name, value)| (name, value)));
         let (input, theirs) = UnixStream::pair().context("making a socket")?;
         if let Some(keeper) = weights {
-            let link = keeper.link().context("making a socket for a worker's weights")?;
+            let (link, _) = keeper.link().context("making a socket for a worker's weights")?;
             give(&input, &[link.as_fd()]).context("handing a socket to a worker process")?;
         }
         let child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::piped()).spawn();

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream as StdStream;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use nodus_sandbox::services::{Text, Trunk};
 use tokio::io::BufReader;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
 use super::words::{Facts, FromEngine, Load, ToEngine, Vitals};
@@ -144,8 +146,8 @@ impl Process {
         (command_stream, control_stream): (StdStream, StdStream),
     ) -> anyhow::Result<Self> {
         fate.listen("an engine process").context("starting the thread that listens to an engine process")?;
-        let weights =
-            setup.mps.as_ref().map(|mps| mps.weights.link()).transpose().context("making a socket for an engine process's weights")?;
+        let linked = setup.mps.as_ref().map(|mps| mps.weights.link()).transpose();
+        let (weights, turn) = linked.context("making a socket for an engine process's weights")?.unzip();
         let handed: Vec<_> = [dir.as_fd()].into_iter().chain(weights.as_ref().map(StdStream::as_fd)).collect();
         handover::give(&control_stream, &handed).context("handing the data folder to an engine process")?;
         drop(weights);
@@ -155,7 +157,7 @@ impl Process {
         let (sees_it_alone, limit) = (card.is_some(), mps.as_ref().map(|mps| mps.memory_bytes));
         // A process that is gone already is noticed where it is read.
         drop(writer.send(&ToEngine::Load(Box::new(Load { model, device, sees_it_alone, buffer_bytes_max, limit, environment }))).await);
-        let facts = match timeout(watch.start, reader.next()).await {
+        let facts = match in_time(reader.next(), turn, watch.start).await {
             Ok(Ok(Some(FromEngine::Ready(facts)))) => *facts,
             Ok(Ok(Some(FromEngine::Refused { text, is_users: true }))) => return Err(user(text)),
             Ok(Ok(Some(FromEngine::Refused { text, .. }))) => bail!("an engine process could not start: {text}"),
@@ -244,6 +246,19 @@ impl Process {
     }
 }
 
+/// What a process says, within its time. While it waits for its turn that stands still: whoever it waits for has a time of its own.
+async fn in_time<T>(words: impl Future<Output = T>, turn: Option<oneshot::Receiver<()>>, limit: Duration) -> Result<T, Elapsed> {
+    let mut words = pin!(words);
+    if let Some(turn) = turn {
+        tokio::select! {
+            words = &mut words => return Ok(words),
+            // Where nobody is left to tell, its time begins.
+            _ = turn => {}
+        }
+    }
+    timeout(limit, words).await
+}
+
 /// Ends a process, which may block.
 async fn seal(fate: &Arc<Fate>, reason: Option<String>) {
     let fate = fate.clone();
@@ -298,7 +313,9 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use super::{DeviceArgs, DeviceEnv, MpsTerms, Setup, Watch};
+    use tokio::sync::oneshot;
+
+    use super::{DeviceArgs, DeviceEnv, MpsTerms, Setup, Watch, in_time};
     use crate::process::mps::tests::daemon;
 
     /// The variables of an engine process on the second of two cards.
@@ -322,5 +339,19 @@ mod tests {
         assert!(has(&setup, "CUDA_MPS_PIPE_DIRECTORY", folder.path().to_str().unwrap()));
         let fused = Setup { mps: None, ..setup };
         assert_eq!(fused.environment(), [("CUDA_VISIBLE_DEVICES".to_owned(), "GPU-1".to_owned())]);
+    }
+
+    #[tokio::test]
+    async fn waiting_for_another_is_not_the_process_own_time() {
+        let limit = Duration::from_millis(200);
+        let (teller, turn) = oneshot::channel();
+        let waits = tokio::spawn(async move { in_time(std::future::pending::<()>(), Some(turn), limit).await });
+        tokio::time::sleep(3 * limit).await;
+        assert!(!waits.is_finished(), "ended while it waited for another");
+        teller.send(()).unwrap();
+        assert!(waits.await.unwrap().is_err(), "its time has begun");
+        // One that dies while it waits is noticed at once.
+        let (_teller, turn) = oneshot::channel();
+        assert_eq!(in_time(async { "died" }, Some(turn), limit).await, Ok("died"));
     }
 }

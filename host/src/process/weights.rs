@@ -1,72 +1,62 @@
 //! Weights of a model on a card, once for several processes: the first that asks makes them, the others are handed them.
 //!
-//! Never holds memory of the card that no process uses.
+//! Never holds memory of the card that no process uses, and never lets two make the same weights: the card's memory is planned for one copy.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use nodus_kernels::{SharedPlace, SharedWeights};
 use nodus_protocol::frame::{decode, encode};
 use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
 
 use super::handover::{AT_ONCE_MAX, give, take};
 
 /// Bytes of a table at most: some hundred thousand weights.
 const TABLE_BYTES_MAX: u32 = 16 << 20;
 
-/// How long one process may be at making them before another makes its own: those that wait do not wait for one that hangs.
-const PATIENCE: Duration = Duration::from_secs(300);
-
 /// The parent's part: keeps what the first process made for those that come after it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Keeper {
     kept: Mutex<Kept>,
     /// Whether there is something new for those that wait.
     changed: Condvar,
-    patience: Duration,
 }
 
 #[derive(Debug, Default)]
 struct Kept {
     weights: Option<Arc<SharedWeights>>,
     users: usize,
-    /// Who was told last to make them, by a number of its own, and when.
-    making: Option<(u64, Instant)>,
-    made: u64,
-}
-
-impl Default for Keeper {
-    fn default() -> Self {
-        Self::with_patience(PATIENCE)
-    }
+    /// Whether somebody is at making them.
+    is_making: bool,
 }
 
 impl Keeper {
-    fn with_patience(patience: Duration) -> Self {
-        Self { kept: Mutex::default(), changed: Condvar::new(), patience }
-    }
-
-    /// A socket for one more process. A thread answers at its other end until the process is gone.
+    /// A socket for one more process, and what resolves when the process has its answer there, be it that it is to make the weights. A thread answers
+    /// at the other end until the process is gone. Who makes them and hangs is waited for until somebody ends it.
     ///
     /// # Errors
     /// What the operating system says.
-    pub(crate) fn link(self: &Arc<Self>) -> io::Result<UnixStream> {
+    pub(crate) fn link(self: &Arc<Self>) -> io::Result<(UnixStream, oneshot::Receiver<()>)> {
         let (ours, theirs) = UnixStream::pair()?;
+        let (teller, answered) = oneshot::channel();
         let keeper = self.clone();
         let attend = move || {
-            if let Err(error) = keeper.attend(&ours) {
+            if let Err(error) = keeper.attend(&ours, teller) {
                 tracing::warn!("weights could not be shared with a process: {error}");
             }
         };
         std::thread::Builder::new().name("weights".into()).spawn(attend)?;
-        Ok(theirs)
+        Ok((theirs, answered))
     }
 
-    fn attend(&self, mut stream: &UnixStream) -> io::Result<()> {
-        let _user = match self.weights() {
+    fn attend(&self, mut stream: &UnixStream, teller: oneshot::Sender<()>) -> io::Result<()> {
+        let weights = self.weights();
+        // Nobody may want to know.
+        let _ = teller.send(());
+        let _user = match weights {
             Ok(weights) => {
                 let user = User(self);
                 send(stream, Some(&weights))?;
@@ -81,7 +71,7 @@ impl Keeper {
         stream.read(&mut [0]).map(drop)
     }
 
-    /// The weights, used by one more. Else it is whose asks turn to make them. Waits for one that is at it, and not for ever.
+    /// The weights, used by one more. Else it is the turn of who asks to make them. Waits for one that is at it.
     fn weights(&self) -> Result<Arc<SharedWeights>, Turn<'_>> {
         let mut kept = self.kept();
         loop {
@@ -89,17 +79,11 @@ impl Keeper {
                 kept.users += 1;
                 return Ok(weights);
             }
-            let left = kept.making.and_then(|(_, since)| self.patience.checked_sub(since.elapsed())).unwrap_or_default();
-            if left.is_zero() {
-                if kept.making.is_some() {
-                    tracing::warn!("a process has been at making weights for long; another one makes its own");
-                }
-                kept.made += 1;
-                let number = kept.made;
-                kept.making = Some((number, Instant::now()));
-                return Err(Turn { keeper: self, number });
+            if !kept.is_making {
+                kept.is_making = true;
+                return Err(Turn(self));
             }
-            (kept, _) = self.changed.wait_timeout(kept, left).unwrap_or_else(PoisonError::into_inner);
+            kept = self.changed.wait(kept).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -109,28 +93,22 @@ impl Keeper {
 }
 
 /// Somebody's turn to make the weights; dropped, it is the next one's.
-struct Turn<'a> {
-    keeper: &'a Keeper,
-    number: u64,
-}
+struct Turn<'a>(&'a Keeper);
 
 impl<'a> Turn<'a> {
-    /// What came of it. Where another was quicker, this one keeps its own, and keeps the other's from going before it: nobody counts which are whose.
+    /// What came of it.
     fn end(self, made: Option<SharedWeights>) -> User<'a> {
-        let mut kept = self.keeper.kept();
-        if kept.weights.is_none() {
-            kept.weights = made.map(Arc::new);
-        }
+        let mut kept = self.0.kept();
+        kept.weights = made.map(Arc::new);
         kept.users += 1;
-        User(self.keeper)
+        User(self.0)
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut kept = self.keeper.kept();
-        kept.making = kept.making.filter(|(number, _)| *number != self.number);
-        self.keeper.changed.notify_all();
+        self.0.kept().is_making = false;
+        self.0.changed.notify_all();
     }
 }
 
@@ -235,7 +213,7 @@ mod tests {
     }
 
     fn link(keeper: &Arc<Keeper>) -> Link {
-        Link::new(keeper.link().unwrap())
+        Link::new(keeper.link().unwrap().0)
     }
 
     #[test]
@@ -275,28 +253,31 @@ mod tests {
         cannot.tell(None).unwrap();
         assert!(link(&keeper).ask().unwrap().is_none());
     }
-    /// One that hangs while it makes them: the next one does not wait for its end, and what the slow one brings at last harms nobody.
+
+    /// One that hangs while it makes them: the others wait until it is ended, and then one of them makes them, since there is room for one copy.
     #[test]
-    fn one_that_hangs_holds_nobody_up_for_longer_than_patience() {
-        let keeper = Arc::new(Keeper::with_patience(Duration::from_secs(1)));
+    fn nobody_makes_them_while_another_is_at_it() {
+        let keeper = Arc::new(Keeper::default());
         let hangs = link(&keeper);
         assert!(hangs.ask().unwrap().is_none());
         let (says, hears) = channel();
-        for other in [link(&keeper), link(&keeper)] {
-            let says = says.clone();
+        for (stream, mut answered) in [keeper.link().unwrap(), keeper.link().unwrap()] {
+            let (says, other) = (says.clone(), Link::new(stream));
             std::thread::spawn(move || {
+                let was_early = answered.try_recv().is_ok();
                 let got = other.ask().unwrap();
+                let was_told = answered.blocking_recv().is_ok();
                 if got.is_none() {
                     other.tell(Some(&made(2))).unwrap();
                 }
                 // The link lives as long as somebody listens.
-                says.send((got.is_none(), other)).unwrap();
+                says.send((got.is_none(), was_told && !was_early, other)).unwrap();
             });
         }
-        let others = [(); 2].map(|()| hears.recv_timeout(Duration::from_secs(60)).expect("the others wait for one that hangs"));
-        assert_eq!(others.iter().filter(|(is_maker, _)| *is_maker).count(), 1, "one makes them, and the other has them of it");
-        hangs.tell(Some(&made(3))).unwrap();
+        assert!(hears.recv_timeout(Duration::from_millis(1500)).is_err(), "a second one makes what there is room for once");
         drop(hangs);
-        assert_eq!(link(&keeper).ask().unwrap().unwrap().extents.len(), 2, "the slow one's are its own");
+        let others = [(); 2].map(|()| hears.recv_timeout(Duration::from_secs(60)).expect("it waits for one that is gone"));
+        assert_eq!(others.iter().filter(|(is_maker, ..)| *is_maker).count(), 1, "one makes them, and the other has them of it");
+        assert!(others.iter().all(|(_, was_told_in_time, _)| *was_told_in_time), "who watches them knows when they wait no more");
     }
 }
