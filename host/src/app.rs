@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 
 use crate::books::Books;
-use crate::cli::{AuditMode, BenchMode, Cli, DataMode, Mode, ModelMode};
+use crate::cli::{AuditMode, Cli, DataMode, Mode, ModelMode};
 use crate::client::ServiceEnv;
 use crate::cuda::DeviceEnv;
 use crate::error::{Ending, user};
@@ -47,11 +47,11 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
         // The data folder is the service's.
         Mode::Client(mode) => return client::run(surroundings, mode, out),
         Mode::Openapi => return serve::openapi(out).map(|()| Ending::Done),
-        Mode::Bench(mode) => match &**mode {
-            BenchMode::Merge { reports, out: into } => return bench::merge(surroundings.paths, reports, into, out),
-            BenchMode::Compare { a, b, tolerance } => return bench::compare(surroundings.paths, (a, b), *tolerance, out),
-            _ => {}
-        },
+        // What looks at reports needs no data folder.
+        Mode::Bench(mode) => {
+            let data = || data_dir(cli, surroundings).and_then(|dir| Ok((open(surroundings.paths, dir, &cli.mode)?, dir)));
+            return bench::run(surroundings, mode, data, out);
+        }
         _ => {}
     }
     if let Mode::Audit(AuditMode::Job(args)) = &cli.mode
@@ -59,9 +59,7 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
     {
         return client::audit(surroundings, args, out).map(|_| Ending::Done);
     }
-    let Some(data_dir) = cli.data_dir.as_ref().or(surroundings.data_dir.as_ref()) else {
-        return Err(user("there is no place for data: give --data-dir, or set NODUS_DATA_DIR or HOME"));
-    };
+    let data_dir = data_dir(cli, surroundings)?;
     let paths = surroundings.paths;
     if matches!(cli.mode, Mode::Doctor) {
         return doctor::report(surroundings, data_dir, out).map(|()| Ending::Done);
@@ -105,7 +103,6 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
             store.remove_dataset(name)?;
             vec![format!("removed data set `{name}`")]
         }
-        Mode::Bench(mode) => return bench::run(&store, surroundings, data_dir, mode, out),
         Mode::Run(args) => return run::run(&store, surroundings, args, out),
         Mode::Audit(AuditMode::Replay(args)) => return audit::replay(&store, surroundings, args, out),
         Mode::Audit(AuditMode::Job(args)) => {
@@ -114,12 +111,18 @@ pub fn run(cli: &Cli, surroundings: &Surroundings, out: &mut dyn Write) -> anyho
         }
         Mode::Audit(AuditMode::Ledger(args)) => return audit::ledger(&store, args, out),
         Mode::Audit(AuditMode::Verify(_)) | Mode::Doctor | Mode::Guest(_) | Mode::Compile(_) | Mode::Engine => Vec::new(),
-        Mode::Serve(_) | Mode::Tenant(_) | Mode::State(_) | Mode::Client(_) | Mode::Openapi => Vec::new(),
+        Mode::Serve(_) | Mode::Tenant(_) | Mode::State(_) | Mode::Client(_) | Mode::Openapi | Mode::Bench(_) => Vec::new(),
     };
     for line in said {
         writeln!(out, "{line}").context("writing to standard output")?;
     }
     Ok(Ending::Done)
+}
+
+/// The data folder's place: as the command line says, else as the environment does.
+fn data_dir<'a>(cli: &'a Cli, surroundings: &'a Surroundings) -> anyhow::Result<&'a Path> {
+    let chosen = cli.data_dir.as_deref().or(surroundings.data_dir.as_deref());
+    chosen.ok_or_else(|| user("there is no place for data: give --data-dir, or set NODUS_DATA_DIR or HOME"))
 }
 
 /// The data folder, as far as a mode needs it: made by what brings something, changed by what runs, and otherwise only read.

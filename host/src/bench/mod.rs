@@ -48,37 +48,38 @@ use report::{Measurement, Report, Setting};
 use variant::Variant;
 use work::{Kind, Work};
 
-/// Measures, or holds two measurements against each other.
+/// Measures, or holds two measurements against each other. `data` opens the data folder, where one is needed.
 ///
 /// # Errors
 /// The user's: what is asked for cannot be done, bits differ, or B is slower than A. Ours: a process failed.
-pub(crate) fn run(
-    store: &Store,
+pub(crate) fn run<'a>(
     surroundings: &Surroundings,
-    data_dir: &Path,
     mode: &BenchMode,
+    data: impl FnOnce() -> anyhow::Result<(Store, &'a Path)>,
     out: &mut dyn Write,
 ) -> anyhow::Result<Ending> {
-    match mode {
-        BenchMode::Sweep(args) => {
-            measure(store, surroundings, data_dir, &Asked { kind: Kind::Sweep, args, python: None, tolerance: None }, out)
-        }
-        BenchMode::Tenants(args) => {
-            measure(store, surroundings, data_dir, &Asked { kind: Kind::Tenants, args, python: None, tolerance: None }, out)
-        }
+    let asked = match mode {
+        BenchMode::Sweep(args) => Asked { kind: Kind::Sweep, args, python: None, tolerance: None },
+        BenchMode::Tenants(args) => Asked { kind: Kind::Tenants, args, python: None, tolerance: None },
         BenchMode::Peer { python, tenants, tolerance, args } => {
             let kind = if *tenants { Kind::Tenants } else { Kind::Sweep };
-            measure(store, surroundings, data_dir, &Asked { kind, args, python: Some(python), tolerance: *tolerance }, out)
+            Asked { kind, args, python: Some(python), tolerance: *tolerance }
         }
         BenchMode::Worker { device, keep, linked } => {
+            let (store, _) = data()?;
             let weights = linked.then(linked_by_parent).transpose()?;
-            worker::work((store, surroundings, weights.as_ref()), (*device, keep), &mut BufReader::new(std::io::stdin()), out)?;
-            Ok(Ending::Done)
+            worker::work((&store, surroundings, weights.as_ref()), (*device, keep), &mut BufReader::new(std::io::stdin()), out)?;
+            return Ok(Ending::Done);
         }
-        BenchMode::Audit { folder, device } => audit::audit((store, surroundings), data_dir, (folder, *device), out),
-        BenchMode::Merge { reports, out: into } => merge(surroundings.paths, reports, into, out),
-        BenchMode::Compare { a, b, tolerance } => compare(surroundings.paths, (a, b), *tolerance, out),
-    }
+        BenchMode::Audit { folder, device } => {
+            let (store, data_dir) = data()?;
+            return audit::audit((&store, surroundings), data_dir, (folder, *device), out);
+        }
+        BenchMode::Merge { reports, out: into } => return merge(surroundings.paths, reports, into, out),
+        BenchMode::Compare { a, b, tolerance } => return compare(surroundings.paths, (a, b), *tolerance, out),
+    };
+    let (store, data_dir) = data()?;
+    measure(&store, surroundings, data_dir, &asked, out)
 }
 
 /// Whom a worker shares weights with: what its parent sends before anything else.
@@ -277,7 +278,7 @@ fn setting(work: &Work, args: &BenchArgs, model: &OpenModel, device: String) -> 
 ///
 /// # Errors
 /// The user's: a file is no report, or B is slower.
-pub(crate) fn compare(paths: Paths, (a, b): (&Path, &Path), tolerance: f64, out: &mut dyn Write) -> anyhow::Result<Ending> {
+fn compare(paths: Paths, (a, b): (&Path, &Path), tolerance: f64, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let changes = compare::compare(&files::read(paths, a)?, &files::read(paths, b)?, tolerance)?;
     tell(&changes.iter().map(compare::Change::line).collect::<Vec<_>>(), out)?;
     let slower: Vec<&str> = changes.iter().filter(|change| change.is_regression).map(|change| change.arm.as_str()).collect();
@@ -288,7 +289,7 @@ pub(crate) fn compare(paths: Paths, (a, b): (&Path, &Path), tolerance: f64, out:
 ///
 /// # Errors
 /// The user's: a file is no report, or `into` is there.
-pub(crate) fn merge(paths: Paths, reports: &[PathBuf], into: &Path, out: &mut dyn Write) -> anyhow::Result<Ending> {
+fn merge(paths: Paths, reports: &[PathBuf], into: &Path, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let mut measurements: Vec<Measurement> = Vec::new();
     for path in reports {
         for measured in files::read(paths, path)?.measurements {
