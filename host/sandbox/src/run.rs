@@ -120,6 +120,7 @@ impl ValidComponent {
         if let Err(failure) = check_start(self, sandbox, &spec) {
             return JobEnd { outcome: Outcome::Failed(failure), usage: Usage::default(), stopped_at: None };
         }
+        let _running = sandbox.running();
         let start = Instant::now();
         let limits = spec.limits;
         let meter = Arc::new(Meter::default());

@@ -17,7 +17,7 @@ use crate::limits::{ASYNC_STACK_BYTES, Limits, WASM_STACK_BYTES};
 use crate::precompiled::Precompiled;
 use crate::refusal::ComponentRefusal;
 use crate::state::State;
-use crate::ticker::Ticker;
+use crate::ticker::{Running, Ticker};
 
 /// How often the ticker is looked at.
 const WATCH: Duration = Duration::from_secs(1);
@@ -117,6 +117,11 @@ impl Sandbox {
     /// Whether something would stop a guest that spins.
     pub(crate) fn is_guarded(&self) -> bool {
         self.ticker.is_alive()
+    }
+
+    /// A guest is about to run: from now on it is looked at.
+    pub(crate) fn running(&self) -> Running {
+        self.ticker.running()
     }
 }
 
