@@ -17,6 +17,25 @@ const SEATS: u64 = 16;
 /// Processes of one engine that nobody is in: they save the next job of a tenant the start of one, and take memory and time meanwhile.
 const IDLE_MAX: usize = 64;
 
+/// Which of the processes that nobody is in are to end.
+struct Over {
+    idle_max: Duration,
+    /// Those that have been idle since then, or for longer, are too many.
+    too_many: Option<Instant>,
+}
+
+impl Over {
+    /// Of processes that have been idle since these times.
+    fn new(mut since: Vec<Instant>, idle_max: Duration) -> Self {
+        since.sort_unstable_by(|a, b| b.cmp(a));
+        Self { idle_max, too_many: since.get(IDLE_MAX).copied() }
+    }
+
+    fn has(&self, since: Instant) -> bool {
+        since.elapsed() >= self.idle_max || self.too_many.is_some_and(|bound| since <= bound)
+    }
+}
+
 /// The processes.
 pub(super) struct Homes {
     settings: Digest,
@@ -85,22 +104,20 @@ impl Homes {
         let tenants: Vec<Own> = self.all().values().cloned().collect();
         let idle_since =
             |own: &Own| own.try_lock().map(|homes| homes.iter().filter_map(|home| home.left().idle_since).collect()).unwrap_or_default();
-        let mut since: Vec<Instant> = tenants.iter().flat_map(|own| -> Vec<Instant> { idle_since(own) }).collect();
-        since.sort_unstable_by(|a, b| b.cmp(a));
-        let too_many = since.get(IDLE_MAX).copied();
-        let mut over = Vec::new();
+        let over = Over::new(tenants.iter().flat_map(|own| -> Vec<Instant> { idle_since(own) }).collect(), idle_max);
+        let mut ended = Vec::new();
         for own in &tenants {
             // Where somebody is about to be seated there is nothing idle.
             let Ok(mut homes) = own.try_lock() else { continue };
-            let is_over = |since: Instant| since.elapsed() >= idle_max || too_many.is_some_and(|bound| since <= bound);
-            let (gone, kept) = std::mem::take(&mut *homes).into_iter().partition(|home| home.left().idle_since.is_some_and(is_over));
+            let is_over = |home: &Arc<Home>| home.left().idle_since.is_some_and(|since| over.has(since));
+            let (gone, kept) = std::mem::take(&mut *homes).into_iter().partition(is_over);
             *homes = kept;
-            over.extend::<Vec<_>>(gone);
+            ended.extend::<Vec<_>>(gone);
         }
         drop(tenants);
         // Only who has a clone can be at one of them, and while the map is locked nobody gets one.
         self.all().retain(|_, own| Arc::strong_count(own) > 1 || own.try_lock().is_ok_and(|homes| !homes.is_empty()));
-        for home in over {
+        for home in ended {
             home.process.end().await;
         }
     }
@@ -147,5 +164,26 @@ impl Drop for Seat {
         left.need = left.need.with_memory_of(self.need);
         left.jobs -= 1;
         left.idle_since = (left.jobs == 0).then(Instant::now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::{IDLE_MAX, Over};
+
+    #[test]
+    fn of_too_many_idle_processes_the_longest_idle_end_and_of_any_those_that_are_so_for_too_long() {
+        const HOUR: Duration = Duration::from_secs(3600);
+        let now = Instant::now();
+        let since = |count: usize| -> Vec<Instant> { (0..count).map(|number| now - Duration::from_millis(number as u64)).collect() };
+        let ended = |count: usize, idle_max: Duration| {
+            let over = Over::new(since(count), idle_max);
+            since(count).into_iter().enumerate().filter(|(_, since)| over.has(*since)).map(|(number, _)| number).collect::<Vec<_>>()
+        };
+        assert!(ended(IDLE_MAX, HOUR).is_empty());
+        assert_eq!(ended(IDLE_MAX + 6, HOUR), (IDLE_MAX..IDLE_MAX + 6).collect::<Vec<_>>());
+        assert_eq!(ended(3, Duration::ZERO), [0, 1, 2]);
     }
 }
