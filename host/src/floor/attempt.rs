@@ -78,6 +78,10 @@ async fn begin(shared: &Arc<Shared>, claim: Claim, run: &Run, engine: &Engine, p
         let job = opener.cellar.job(&work, cohort)?;
         let (transcript, caught_up) = Transcript::new(opener.state.clone(), claim)?;
         let book = opener.shelf.book(&claim.job.to_string(), work.tenant.number(), class)?;
+        if book.is_new && !*caught_up.borrow() {
+            let job = claim.job;
+            tracing::warn!(%job, "what was kept of a job is gone: it begins anew, and what it told before is held against what it tells now");
+        }
         anyhow::Ok((work, Arc::new(job), transcript, caught_up, book))
     };
     let (work, job, transcript, caught_up, book) = tokio::task::spawn_blocking(open).await.context("opening a job")??;

@@ -28,7 +28,7 @@ pub(crate) struct Book {
     pub(super) past: Past,
     pub(super) keeper: Keeper,
     /// Whether nothing was recorded.
-    pub(super) is_new: bool,
+    pub(crate) is_new: bool,
 }
 
 /// The job was begun on another device class, or under another contract, than this.

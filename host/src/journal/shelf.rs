@@ -17,7 +17,7 @@ const FOLDER: &str = "journals";
 
 /// The folder.
 pub(crate) struct Shelf {
-    dir: Dir,
+    data: Dir,
     space: Arc<Space>,
 }
 
@@ -27,14 +27,20 @@ impl Shelf {
     /// # Errors
     /// What the operating system says.
     pub(crate) fn open(data: &Dir, space: Space) -> anyhow::Result<Self> {
-        let dir = data.create_dir_all(FOLDER).and_then(|()| data.open_dir(FOLDER)).context("opening the journals")?;
-        let shelf = Self { dir, space: Arc::new(space) };
+        let shelf = Self { data: data.try_clone().context("opening the journals")?, space: Arc::new(space) };
+        let dir = shelf.dir().context("opening the journals")?;
         for job in shelf.jobs()? {
             // One that cannot be measured is measured when its job goes on.
-            let bytes = shelf.dir.open_dir(&job).and_then(|dir| bytes_of(&dir)).unwrap_or(0);
+            let bytes = dir.open_dir(&job).and_then(|dir| bytes_of(&dir)).unwrap_or(0);
             shelf.space.found(&job, bytes);
         }
         Ok(shelf)
+    }
+
+    /// Made again where somebody took it away.
+    fn dir(&self) -> io::Result<Dir> {
+        self.data.create_dir_all(FOLDER)?;
+        self.data.open_dir(FOLDER)
     }
 
     /// A job's journal, of the tenant of this number; see [`Book::open`].
@@ -42,13 +48,14 @@ impl Shelf {
     /// # Errors
     /// As there.
     pub(crate) fn book(&self, job: &str, tenant: u128, identity: Digest) -> anyhow::Result<Book> {
-        let dir = self.dir.create_dir_all(job).and_then(|()| self.dir.open_dir(job)).context("opening a job's journal")?;
+        let open = |all: Dir| all.create_dir_all(job).and_then(|()| all.open_dir(job));
+        let dir = self.dir().and_then(open).context("opening a job's journal")?;
         Book::open(dir, identity, self.space.account(job, tenant))
     }
 
     /// What a job's journal is of; none where it has none.
     pub(crate) fn identity(&self, job: &str) -> Option<Digest> {
-        book::identity_in(&self.dir.open_dir(job).ok()?)
+        book::identity_in(&self.dir().ok()?.open_dir(job).ok()?)
     }
 
     /// Forgets all but the first calls of a job, where it has a journal.
@@ -56,7 +63,7 @@ impl Shelf {
     /// # Errors
     /// What the operating system says; then it is done again.
     pub(crate) fn cut(&self, job: &str, calls: u64) -> anyhow::Result<()> {
-        match self.dir.open_dir(job) {
+        match self.dir().and_then(|all| all.open_dir(job)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             dir => dir.and_then(|dir| book::cut(&dir, calls)).context("cutting a job's journal"),
         }
@@ -65,7 +72,7 @@ impl Shelf {
     /// The job has ended.
     pub(crate) fn remove(&self, job: &str) {
         self.space.gone(job);
-        match self.dir.remove_dir_all(job) {
+        match self.dir().and_then(|all| all.remove_dir_all(job)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(job, "the journal of a job that ended could not be removed: {error}");
             }
@@ -88,7 +95,7 @@ impl Shelf {
 
     fn jobs(&self) -> anyhow::Result<Vec<String>> {
         let list = || -> io::Result<Vec<String>> {
-            self.dir.entries()?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+            self.dir()?.entries()?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
         };
         list().context("listing the journals")
     }
@@ -128,5 +135,16 @@ mod tests {
         asked.borrow_mut().sort();
         assert_eq!(*asked.borrow(), ["ended", "runs"]);
         assert!(!journals.exists("ended") && journals.exists("runs") && journals.exists("began"));
+    }
+
+    #[test]
+    fn a_folder_that_was_taken_away_is_made_again_for_the_next_job() {
+        let data = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+        let shelf = Shelf::open(&data, Space::new(1 << 20)).unwrap();
+        data.remove_dir_all("journals").unwrap();
+        assert!(shelf.book("job", 1, nodus_protocol::Digest::of(b"class")).unwrap().is_new);
+        assert_eq!(shelf.identity("job"), Some(nodus_protocol::Digest::of(b"class")));
+        shelf.remove("job");
+        assert!(!data.exists("journals/job"));
     }
 }
