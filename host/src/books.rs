@@ -25,16 +25,31 @@ pub(crate) struct Account {
     pub(crate) job: String,
     /// Whose.
     pub(crate) tenant: String,
-    /// Of a job of the service, which is run again where a crash undid its end: the how-manieth attempt, from 1. Its one line in the ledger
-    /// is written once.
-    pub(crate) attempt: Option<u64>,
+    /// What a crash undid and is done again is entered once.
+    pub(crate) again: Again,
+}
+
+/// Whether a job may come to its end more than once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Again {
+    /// It does not.
+    Never,
+    /// Of the service, which runs it again until it has ended: the how-manieth attempt, from 1.
+    Attempt(u64),
+    /// Of a run, which somebody may have go on; whether this is one that does.
+    Resumed(bool),
 }
 
 impl Account {
-    /// Of a job of the command line that began at this time, the so-manieth of its run.
-    pub(crate) fn local(began_unix_ms: u64, number: usize) -> Self {
-        Self { job: format!("{began_unix_ms}-{}-{number}", std::process::id()), tenant: LOCAL.to_owned(), attempt: None }
+    /// Of the so-manieth job of a run.
+    pub(crate) fn local(run: &str, number: usize, again: Again) -> Self {
+        Self { job: format!("{run}-{number}"), tenant: LOCAL.to_owned(), again }
     }
+}
+
+/// A name for a run that begins now in this process, for its jobs to be known by.
+pub(crate) fn fresh_run() -> String {
+    format!("{}-{}", unix_ms(), std::process::id())
 }
 
 impl Books {
@@ -76,22 +91,34 @@ impl Books {
         self.0.append_all(unix_ms(), events).context("writing to the host's ledger")
     }
 
-    /// Enters that a job was refused, or ended without a receipt; `code` says why, and never changes.
+    /// Enters that a job was refused, or ended without a receipt; `code` says why, and never changes. A job of the service ends once; a run that is cut
+    /// off, for one reason after another, has a line of each.
     ///
     /// # Errors
     /// Ours: the disk refuses.
     pub(crate) fn fail(&mut self, account: &Account, code: &str) -> anyhow::Result<()> {
-        let Account { job, tenant, attempt } = account.clone();
-        if attempt.is_some_and(|attempt| attempt > 1) && self.has_failed(&job)? {
+        let Account { job, tenant, again } = account.clone();
+        let is_there = match again {
+            Again::Attempt(attempt) if attempt > 1 => self.has_failed(&job, None)?,
+            Again::Resumed(true) => self.has_failed(&job, Some(code))?,
+            _ => false,
+        };
+        if is_there {
             return Ok(());
         }
         self.0.append_all(unix_ms(), vec![Event::JobFailed { job, tenant, code: code.to_owned() }]).context("writing to the host's ledger")
     }
 
-    fn has_failed(&self, job: &str) -> anyhow::Result<bool> {
+    /// Whether a job's failure is there, by this code where one is named.
+    fn has_failed(&self, job: &str, code: Option<&str>) -> anyhow::Result<bool> {
         let filter = Filter { job: Some(job.to_owned()), kind: Some(Kind::JobFailed), ..Filter::default() };
-        let found = self.0.reader()?.select(filter)?.next().transpose();
-        Ok(found.context("reading the host's ledger")?.is_some())
+        for entry in self.0.reader()?.select(filter)? {
+            let entry = entry.context("reading the host's ledger")?;
+            if matches!(&entry.event, Event::JobFailed { code: found, .. } if code.is_none_or(|code| code == found)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Signs and enters a receipt; `statement` is given the digest of the one before. Of a job that is run again after a crash it is the
@@ -104,15 +131,15 @@ impl Books {
         account: &Account,
         statement: impl FnOnce(Option<Digest>) -> Result<Vec<u8>, serde_json::Error>,
     ) -> anyhow::Result<SealedReceipt> {
-        let Account { job, tenant, attempt } = account;
-        let sealed = match attempt {
-            None => self.0.seal(unix_ms(), job, tenant, statement),
-            Some(_) => self.0.seal_once(unix_ms(), job, tenant, statement),
+        let Account { job, tenant, again } = account;
+        let sealed = match again {
+            Again::Never => self.0.seal(unix_ms(), job, tenant, statement),
+            Again::Attempt(_) | Again::Resumed(_) => self.0.seal_once(unix_ms(), job, tenant, statement),
         };
         sealed.context("signing the receipt")
     }
 
-    /// What became of a job of the service is in its state for good.
+    /// What became of a job is where it belongs for good: in the service's state, or the place of a run's results.
     ///
     /// # Errors
     /// Ours: the disk refuses.
@@ -120,7 +147,7 @@ impl Books {
         self.0.settle(job).context("settling a receipt")
     }
 
-    /// Jobs of the service that have a receipt which its state may not know of.
+    /// Jobs that have a receipt which may not be there.
     ///
     /// # Errors
     /// Ours: the disk refuses.

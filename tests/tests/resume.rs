@@ -235,3 +235,70 @@ fn a_run_that_begins_anew_keeps_the_journal_of_the_interrupted_one() {
     assert_same(&journal, &contents(&host.path(".out.journal.killed"), &[]), "set aside");
     assert!(!host.path(".out.journal").exists());
 }
+
+/// Receipts of the ledger: each job's, in order.
+fn receipts(of: &Host) -> Vec<(String, String)> {
+    let ledger = std::fs::read_to_string(of.path("data/ledger.jsonl")).unwrap_or_default();
+    let (whole, _) = ledger.rsplit_once('\n').unwrap_or_default();
+    let entries = whole.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let text = |entry: &serde_json::Value, field: &str| entry[field].as_str().unwrap().to_owned();
+    entries.filter(|entry| entry["kind"] == "receipt").map(|entry| (text(&entry, "job"), text(&entry, "receipt"))).collect()
+}
+
+/// Killed after the first of its receipts was sealed and before its results are in their place: the ledger has no second line of any.
+#[test]
+fn a_run_killed_between_its_receipts_and_its_place_has_each_in_the_ledger_once() {
+    let host = prepared();
+    let rates: Vec<String> = (11..=26).map(|number| format!("0.0{number}1")).collect();
+    let sweep = format!("learning_rate={}", rates.join(","));
+    let job = ["--sweep", &sweep, "--set", "steps=2"];
+    let killed_between = |out: &str| {
+        let before = receipts(&host).len();
+        let mut child = command(&host, out, &job).stderr(Stdio::null()).spawn().unwrap();
+        while receipts(&host).len() == before {
+            assert!(child.try_wait().unwrap().is_none(), "it ended before it had sealed a receipt");
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        !host.path(out).exists()
+    };
+    let out =
+        ["a", "b", "c", "d", "e"].into_iter().find(|out| killed_between(out)).expect("it is always in its place before it can be killed");
+    let sealed = receipts(&host);
+    let said = run(&host, out, &[&job[..], &["--resume"]].concat());
+    assert_eq!(said.matches("went on where it was cut off").count(), rates.len(), "{said}");
+    let all = receipts(&host);
+    assert!(all.starts_with(&sealed));
+    let jobs: std::collections::BTreeSet<&String> = all.iter().map(|(job, _)| job).collect();
+    assert_eq!((jobs.len(), all.len() % rates.len()), (all.len(), 0), "one line of each: {all:?}");
+    for rate in &rates {
+        let member = host.path(out).join(format!("learning_rate={rate}"));
+        host.ok(["audit", "verify", member.to_str().unwrap()]);
+    }
+    assert_eq!(std::fs::read_dir(host.path("data/sealed")).unwrap().count(), 0, "what is in its place is settled");
+}
+
+#[test]
+fn a_journal_that_is_taken_away_before_a_member_starts_costs_it_nothing() {
+    let host = prepared();
+    let sweep = [&SWEEP[..], &["--jobs", "1"]].concat();
+    let mut child = command(&host, "out", &sweep).spawn().unwrap();
+    wait_for(&host, ("out", "learning_rate=0.01"), 20, &mut child);
+    std::fs::remove_dir_all(host.path(".out.journal")).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("learning_rate=0.003: what was kept of the run was taken away: the job begins anew, and is not kept"), "{said}");
+    for member in ["learning_rate=0.01", "learning_rate=0.003"] {
+        host.ok(["audit", "verify", host.path("out").join(member).to_str().unwrap()]);
+    }
+}
+
+#[test]
+fn room_for_journals_that_keeps_nothing_is_refused() {
+    let host = prepared();
+    let refused = command(&host, "out", &["--journal-bytes", "1000"]).output().unwrap();
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("--journal-bytes") && said.contains("expected at least 1MiB, such as 64GiB"), "{said}");
+}

@@ -14,7 +14,7 @@ use crate::limits::Limit;
 use crate::name::Name;
 use crate::settings::Setting;
 use crate::sweep::Sweep;
-use crate::text::parse_seconds;
+use crate::text::{parse_bytes, parse_seconds};
 
 /// One run: one job, the members of a sweep, or the jobs of a manifest.
 #[derive(Debug, Args)]
@@ -69,9 +69,23 @@ pub struct RunArgs {
     /// How long a job works between two snapshots: what is done again at most where it is interrupted
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, default_value = "30")]
     pub snapshot_every: Duration,
+    /// Disk for what is kept of the jobs so that they can go on, beside the results: a job that finds no room there goes on, is not kept any more, and
+    /// begins anew where it is interrupted
+    #[arg(long, value_name = "BYTES", value_parser = parse_journal_bytes, default_value = "64GiB")]
+    pub journal_bytes: u64,
     /// A folder for the results; must not exist or be empty
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
+}
+
+/// Fewer bytes than this keep no job.
+const JOURNAL_BYTES_MIN: u64 = 1 << 20;
+
+fn parse_journal_bytes(text: &str) -> Result<u64, String> {
+    match parse_bytes(text)? {
+        bytes if bytes < JOURNAL_BYTES_MIN => Err("that keeps no job: expected at least 1MiB, such as 64GiB".to_owned()),
+        bytes => Ok(bytes),
+    }
 }
 
 /// How jobs share the device.

@@ -109,8 +109,9 @@ impl Shared {
         }
         let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
         for job in books.unsettled()? {
-            let is_open = job.parse().map(|id| self.state.is_open(id)).unwrap_or(Ok(false))?;
-            if !is_open {
+            // Others are of runs of the command line.
+            let Ok(id) = job.parse() else { continue };
+            if !self.state.is_open(id)? {
                 books.settle(&job)?;
             }
         }

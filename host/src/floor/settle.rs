@@ -16,7 +16,7 @@ use super::Shared;
 use super::board::Backoff;
 use super::engines::lane_name;
 use super::numbers;
-use crate::books::Account;
+use crate::books::{Account, Again};
 use crate::error::{exit_code, refusal_code};
 use crate::journal::BegunElsewhere;
 use crate::receipt;
@@ -211,7 +211,7 @@ fn fail(shared: &Shared, claim: Claim, code: &str) -> anyhow::Result<()> {
 
 /// As the ledger knows an attempt's job.
 fn account(claim: Claim, tenant: String) -> Account {
-    Account { job: claim.job.to_string(), tenant, attempt: Some(claim.attempt) }
+    Account { job: claim.job.to_string(), tenant, again: Again::Attempt(claim.attempt) }
 }
 
 /// The last transaction: the end and all that is kept; what was kept for another attempt goes. The ledger has its line by then: should the

@@ -199,7 +199,7 @@ impl Desk {
         let bytes = snapshot::encoded(self.identity, calls, state)?;
         // The older ones go once it is there: until then all of them take room.
         if !self.account.hold(self.good + self.snapshot_bytes() + bytes.len() as u64) {
-            return Err(anyhow!("journals have taken all the room that they may, in all or of its tenant"));
+            return Err(anyhow!(self.account.no_room()));
         }
         let written = snapshot::write(&self.dir, calls, &bytes, &mut self.snapshots);
         self.account.hold(self.good + self.snapshot_bytes());
@@ -209,7 +209,7 @@ impl Desk {
     /// Writes what waits; whether nothing waits any more.
     fn flush(&mut self) -> bool {
         if !self.account.hold(self.good + self.snapshot_bytes() + self.waiting.len() as u64) {
-            self.give_up("journals have taken all the room that they may, in all or of its tenant");
+            self.give_up(self.account.no_room());
             return false;
         }
         match self.write() {

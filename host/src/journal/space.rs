@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Bytes of all journals on the disk, where the operator does not say.
+/// Bytes of all journals of the service on the disk, where the operator does not say.
 pub(crate) const DISK_BYTES_MAX: u64 = 256 << 30;
 /// The part of it that one tenant's jobs may have.
-const OF_ONE: u64 = 4;
+const PART_OF_ONE: u64 = 4;
 /// Bytes of replies of all jobs that wait in memory for a disk that is full.
 const WAITING_BYTES_MAX: u64 = 256 << 20;
 /// Snapshots that are in memory on their way to the disk at once; more jobs wait with theirs.
@@ -19,6 +19,8 @@ const SNAPSHOTS_AT_ONCE: usize = 4;
 /// The room.
 pub(crate) struct Space {
     disk_bytes_max: u64,
+    /// Of these, bytes that one tenant's jobs may have.
+    of_one_max: u64,
     held: Mutex<Held>,
     waiting: Mutex<u64>,
     snapshots: Arc<Semaphore>,
@@ -69,9 +71,19 @@ pub(crate) struct Account {
 }
 
 impl Space {
+    /// Of many tenants.
     pub(crate) fn new(disk_bytes_max: u64) -> Self {
+        Self::with(disk_bytes_max, disk_bytes_max / PART_OF_ONE)
+    }
+
+    /// Of one, which has all of it.
+    pub(crate) fn of_one(disk_bytes_max: u64) -> Self {
+        Self::with(disk_bytes_max, disk_bytes_max)
+    }
+
+    fn with(disk_bytes_max: u64, of_one_max: u64) -> Self {
         let snapshots = Arc::new(Semaphore::new(SNAPSHOTS_AT_ONCE));
-        Self { disk_bytes_max, held: Mutex::default(), waiting: Mutex::default(), snapshots }
+        Self { disk_bytes_max, of_one_max, held: Mutex::default(), waiting: Mutex::default(), snapshots }
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
@@ -104,12 +116,22 @@ impl Space {
 impl Account {
     /// The job's journal is to have so many bytes on the disk; whether there is room for them. Less than it had is always right.
     pub(super) fn hold(&self, bytes: u64) -> bool {
-        let (mut held, most) = (self.space.held(), self.space.disk_bytes_max);
+        let mut held = self.space.held();
         let (_, before) = held.remove(&self.job);
         let own = held.of(self.tenant);
-        let has_room = bytes <= before || (held.all.saturating_add(bytes) <= most && own.saturating_add(bytes) <= most / OF_ONE);
+        let has_room = bytes <= before
+            || (held.all.saturating_add(bytes) <= self.space.disk_bytes_max && own.saturating_add(bytes) <= self.space.of_one_max);
         held.insert(&self.job, Some(self.tenant), if has_room { bytes } else { before });
         has_room
+    }
+
+    /// Why it was refused.
+    pub(super) fn no_room(&self) -> &'static str {
+        if self.space.of_one_max < self.space.disk_bytes_max {
+            "journals have taken all the room that they may (`--journal-bytes`), in all or of its tenant"
+        } else {
+            "the run's journals have taken all the room that they may (`--journal-bytes`)"
+        }
     }
 
     /// So many bytes more are to wait in memory; whether there is room for them.
@@ -152,6 +174,14 @@ mod tests {
         assert!(of("c", 2).hold(50) && !of("c", 2).hold(51), "what is left of before counts too");
         space.gone("left");
         assert!(of("c", 2).hold(100) && !of("c", 2).hold(101) && of("c", 2).hold(1));
+    }
+
+    #[test]
+    fn a_run_has_all_of_its_own_and_is_told_which_option_it_is() {
+        let run = Arc::new(Space::of_one(400)).account("a", 0);
+        assert!(run.hold(400) && !run.hold(401));
+        assert!(run.no_room().starts_with("the run's journals") && run.no_room().contains("--journal-bytes"));
+        assert!(Arc::new(Space::new(400)).account("a", 1).no_room().contains("of its tenant"));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::claim::holds_anything;
 use super::course::Ended;
 use super::crew::{Fared, Post};
 use super::record::{Figures, HELD_OUT, LOG, LOSSES, METRICS};
-use crate::books::{Account, Books};
+use crate::books::{Account, Again, Books};
 use crate::error::{exit_code, refusal_code};
 use crate::paths::shown;
 use crate::store::Store;
@@ -82,7 +82,7 @@ pub(crate) fn conclude(office: &mut Office<'_>, account: &Account, post: &Post, 
     let judged = entered.and_then(|()| judge(office, account, post, fared));
     let (verdict, failed) = judged.unwrap_or_else(broken);
     // What the host failed and runs again has not failed yet.
-    let failed = failed.filter(|_| account.attempt.is_none() || !matches!(verdict.status, Status::Broken(_)));
+    let failed = failed.filter(|_| !matches!(account.again, Again::Attempt(_)) || !matches!(verdict.status, Status::Broken(_)));
     match failed.map(|code| office.books.fail(account, code)) {
         Some(Err(error)) if !matches!(verdict.status, Status::Broken(_)) => broken(error).0,
         // One failure of ours is told, the first.

@@ -252,31 +252,32 @@ async fn run_one(
     let _permit = permit?;
     let Some(stop) = shared.stopper.enlist() else { return Ok(None) };
     let view = View::start(shared.display.job(seat.post.job.name.as_deref()))?;
-    match shared.keep.clone() {
-        Some(keep) => kept(&shared, &home, (seat, view), keep).await.map(Some),
-        None => {
-            let Seat { slot, post, trunk, .. } = &seat;
-            let course = Course {
-                slot: *slot,
-                job: &post.job,
-                folder: &post.folder,
-                trunk: trunk.clone(),
-                stop,
-                audience: Box::new(view),
-                note: Box::new(|_| Ok(())),
-                neighbours: &shared.neighbours,
-            };
-            course.run(|order| shared.run(&home, &post.job, order), shared.stopper.end()).await.map(Some)
+    if let Some(keep) = shared.keep.clone() {
+        let (opener, class, engine, cohort) = (keep.clone(), seat.class.clone(), seat.trunk.clone(), seat.post.job.cohort);
+        let open = move || opener.scribe(seat.slot, &class, &engine, cohort);
+        if let Some(scribe) = tokio::task::spawn_blocking(open).await.context("opening a job's journal")?? {
+            return kept(&shared, &home, (seat, view), (keep, scribe)).await.map(Some);
         }
+        let name = seat.post.job.name.as_deref().map_or_else(String::new, |name| format!("{name}: "));
+        shared.display.note(&format!("{name}what was kept of the run was taken away: the job begins anew, and is not kept"));
     }
+    let Seat { slot, post, trunk, .. } = &seat;
+    let course = Course {
+        slot: *slot,
+        job: &post.job,
+        folder: &post.folder,
+        trunk: trunk.clone(),
+        stop,
+        audience: Box::new(view),
+        note: Box::new(|_| Ok(())),
+        neighbours: &shared.neighbours,
+    };
+    course.run(|order| shared.run(&home, &post.job, order), shared.stopper.end()).await.map(Some)
 }
 
 /// The same of a job that is kept as it goes, and goes on where it was interrupted.
-async fn kept(shared: &Shared, home: &Home, (seat, view): (Seat, View), keep: Arc<Keep>) -> anyhow::Result<Ended> {
-    let Seat { slot, post, mut trunk, class } = seat;
-    let (opener, engine, cohort) = (keep.clone(), trunk.clone(), post.job.cohort);
-    let open = move || opener.scribe(slot, &class, &engine, cohort);
-    let scribe = tokio::task::spawn_blocking(open).await.context("opening a job's journal")??;
+async fn kept(shared: &Shared, home: &Home, (seat, view): (Seat, View), (keep, scribe): (Arc<Keep>, Scribe)) -> anyhow::Result<Ended> {
+    let Seat { slot, post, mut trunk, .. } = seat;
     trunk.engine = scribe.client();
     let calls = scribe.calls();
     let stop = StopFlag::default();

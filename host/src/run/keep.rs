@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! .NAME.journal/   beside the place of the results
-//!   run.json       the version of this program, and of each job all that decides its results
+//!   run.json       the version of this program, what the ledger knows the run by, and of each job all that decides its results
 //!   journals/N/    the journal of the so-manieth job
 //!   stop-N         of one that was asked to stop: how many calls it had made by then
 //!   published      what there was of the run when it was cut off is in NAME, if this is what tells that folder from others
@@ -28,8 +28,9 @@ use super::claim::{identity, put_aside};
 use super::device::Class;
 use super::inputs::Job;
 use super::rows::Rows;
+use crate::books::{Account, Again, Books, fresh_run};
 use crate::error::user;
-use crate::journal::{self, BegunElsewhere, DISK_BYTES_MAX, Scribe, Shelf, Space, Terms};
+use crate::journal::{self, BegunElsewhere, Scribe, Shelf, Space, Terms};
 use crate::paths::shown;
 use crate::store::{sync_dir, write_synced};
 use crate::text::{count, escape, one_line};
@@ -94,6 +95,8 @@ impl Place {
 #[derive(Serialize, Deserialize)]
 struct Began {
     version: String,
+    /// Whoever goes on with it enters its jobs under the same names, so that what was entered is not entered again.
+    account: String,
     jobs: Vec<Map<String, Value>>,
 }
 
@@ -104,14 +107,18 @@ pub(crate) struct Keep {
     shelf: Shelf,
     /// How long a job works between two snapshots of it.
     every: Duration,
+    /// What the ledger knows the run by.
+    account: String,
+    /// Whether it goes on.
+    is_resumed: bool,
 }
 
 impl Keep {
-    /// Of a run that begins with these jobs.
+    /// Of a run that begins with these jobs. How long a job works between two snapshots of it, and how many bytes all journals may have.
     ///
     /// # Errors
     /// Ours: the disk refuses.
-    pub(super) fn begin(place: &Place, jobs: &[Arc<Job>], every: Duration) -> anyhow::Result<Self> {
+    pub(super) fn begin(place: &Place, jobs: &[Arc<Job>], terms: (Duration, u64)) -> anyhow::Result<Self> {
         if place.is_taken() {
             let now = place.put_aside()?;
             tracing::warn!(
@@ -121,8 +128,8 @@ impl Keep {
         }
         place.clear()?;
         place.parent.create_dir(&place.name).context("making the folder of a run's journals")?;
-        let keep = Self::open(place, every)?;
-        let began = Began { version: version(), jobs: jobs.iter().map(|job| described(job)).collect() };
+        let keep = Self::open(place, terms, (fresh_run(), false))?;
+        let began = Began { version: version(), account: keep.account.clone(), jobs: jobs.iter().map(|job| described(job)).collect() };
         write_synced(&keep.dir, NEW, &serde_json::to_vec(&began)?)?;
         // Seen whole, or not at all.
         let seen = keep.dir.rename(NEW, &keep.dir, RUN).and_then(|()| sync_dir(&keep.dir)).and_then(|()| sync_dir(&keep.place.parent));
@@ -130,14 +137,15 @@ impl Keep {
         Ok(keep)
     }
 
-    /// Of a run that was interrupted: these are its jobs. One that had learnt that it is to stop goes on from before: what it did then is forgotten.
+    /// Of a run that was interrupted: these are its jobs. One that had learnt that it is to stop goes on from before: what it did then is forgotten,
+    /// and so is the receipt of that.
     ///
     /// # Errors
     /// The user's: they are not. Ours: what was kept is damaged.
-    pub(super) fn go_on(place: &Place, jobs: &[Arc<Job>], every: Duration) -> anyhow::Result<Self> {
-        let keep = Self::open(place, every)?;
-        let began = keep.dir.read(RUN).context("reading what the interrupted run kept")?;
+    pub(super) fn go_on(place: &Place, jobs: &[Arc<Job>], terms: (Duration, u64), books: &Books) -> anyhow::Result<Self> {
+        let began = place.parent.read(place.dir().join(RUN)).context("reading what the interrupted run kept")?;
         let began: Began = serde_json::from_slice(&began).context("what the interrupted run kept is damaged")?;
+        let keep = Self::open(place, terms, (began.account, true))?;
         same("the version of nodus-host", &json!(began.version), &json!(version()))?;
         same("the number of jobs", &json!(began.jobs.len()), &json!(jobs.len()))?;
         for (slot, (was, job)) in (0..).map(JobSlot).zip(began.jobs.iter().zip(jobs)) {
@@ -145,30 +153,40 @@ impl Keep {
             for (what, is) in &described(job) {
                 same(&format!("{name}{what}"), was.get(what).unwrap_or(&Value::Null), is)?;
             }
-            keep.unstop(slot)?;
+            keep.unstop(slot, books)?;
         }
         Ok(keep)
     }
 
-    fn open(place: &Place, every: Duration) -> anyhow::Result<Self> {
+    fn open(place: &Place, (every, bytes): (Duration, u64), (account, is_resumed): (String, bool)) -> anyhow::Result<Self> {
         let place = place.again()?;
         let dir = place.parent.open_dir(&place.name).context("opening the folder of a run's journals")?;
-        let shelf = Shelf::open(&dir, Space::new(DISK_BYTES_MAX))?;
-        Ok(Self { place, dir, shelf, every })
+        let shelf = Shelf::open(&dir, Space::of_one(bytes))?;
+        Ok(Self { place, dir, shelf, every, account, is_resumed })
     }
 
-    /// Stands between a job and its engine from now on. Blocks.
+    /// What the ledger knows the so-manieth job by.
+    pub(super) fn account(&self, number: usize) -> Account {
+        Account::local(&self.account, number, Again::Resumed(self.is_resumed))
+    }
+
+    /// Stands between a job and its engine from now on; none where all that was kept was taken away. Blocks.
     ///
     /// # Errors
     /// The user's: the job began on another device class. Ours: the disk refuses.
-    pub(crate) fn scribe(&self, slot: JobSlot, class: &Class, trunk: &Trunk, cohort: u64) -> anyhow::Result<Scribe> {
-        let book = self.shelf.book(&slot.0.to_string(), OWNER, journal::identity(class)?);
-        let book = book.map_err(|error| match error.downcast_ref::<BegunElsewhere>() {
-            Some(elsewhere) => user(format!("--resume: {elsewhere}: go on with it there, or begin anew without --resume")),
-            None => error,
-        })?;
+    pub(crate) fn scribe(&self, slot: JobSlot, class: &Class, trunk: &Trunk, cohort: u64) -> anyhow::Result<Option<Scribe>> {
+        let book = match self.shelf.book(&slot.0.to_string(), OWNER, journal::identity(class)?) {
+            Err(error) => match error.downcast_ref::<BegunElsewhere>() {
+                Some(elsewhere) => {
+                    return Err(user(format!("--resume: {elsewhere}: go on with it there, or begin anew without --resume")));
+                }
+                None if !self.place.is_taken() => return Ok(None),
+                None => return Err(error),
+            },
+            Ok(book) => book,
+        };
         let terms = Terms { engine: trunk.engine.clone(), job: slot, trunk: trunk.slot, cohort: Some(cohort), every: self.every };
-        Ok(Scribe::start(terms, book))
+        Ok(Some(Scribe::start(terms, book)))
     }
 
     /// The job, which has made so many calls, is about to learn that it is to stop. Where that cannot be noted its journal is forgotten, since gone on
@@ -183,7 +201,7 @@ impl Keep {
     }
 
     /// Forgets what a job did after it had learnt that it is to stop.
-    fn unstop(&self, slot: JobSlot) -> anyhow::Result<()> {
+    fn unstop(&self, slot: JobSlot, books: &Books) -> anyhow::Result<()> {
         let calls = match self.dir.read_to_string(stop_name(slot)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             found => found.context("reading when a job was to stop")?,
@@ -192,6 +210,7 @@ impl Keep {
         if let Ok(calls) = calls.parse() {
             self.shelf.cut(&slot.0.to_string(), calls)?;
         }
+        books.settle(&self.account(slot.0 as usize).job)?;
         self.dir.remove_file(stop_name(slot)).context("going on with a job that was to stop")
     }
 
@@ -214,9 +233,11 @@ impl Keep {
         }
     }
 
-    /// The run has ended.
-    pub(super) fn end(&self) {
-        if let Err(error) = self.place.clear() {
+    /// The run of so many jobs has ended, or nothing can go on with it.
+    pub(super) fn end(&self, books: &Books, jobs: usize) {
+        // Their receipts last: as long as the run can go on, they are needed to enter none twice.
+        let settled = self.place.clear().and_then(|()| (0..jobs).try_for_each(|number| books.settle(&self.account(number).job)));
+        if let Err(error) = settled {
             tracing::warn!("{error:#}");
         }
     }

@@ -36,12 +36,11 @@ use std::time::Instant;
 use nodus_sandbox::{Limits, Sandbox, SandboxOptions};
 
 use crate::app::Surroundings;
-use crate::books::{Account, Books};
+use crate::books::{Account, Again, Books, fresh_run};
 use crate::cli::{Lane, RunArgs};
 use crate::error::{Ending, refusal_code};
 use crate::guest::{Terms, Workshop};
 use crate::limits::over;
-use crate::machine::unix_ms;
 use crate::store::{Store, write_synced};
 
 use conclude::{Kept, Office, Verdict, conclude};
@@ -86,8 +85,8 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let buffer_bytes_max = needs::admit(&jobs, args.lane, at_once, (&chosen, args.device), paths)?;
     let mut books = Books::open(store.dir()?)?;
     let keep = match args.resume {
-        false => Keep::begin(output.journal(), &jobs, args.snapshot_every)?,
-        true => Keep::go_on(output.journal(), &jobs, args.snapshot_every)?,
+        false => Keep::begin(output.journal(), &jobs, (args.snapshot_every, args.journal_bytes))?,
+        true => Keep::go_on(output.journal(), &jobs, (args.snapshot_every, args.journal_bytes), &books)?,
     };
     let keep = Arc::new(keep);
     let posts = posts(jobs, &output)?;
@@ -102,15 +101,15 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
 
     let mut office = Office { store, books: &mut books, lane: args.lane.name() };
     let ends = posts.iter().zip(&fared).enumerate();
-    let verdicts: Vec<Verdict> = ends.map(|(number, (post, fared))| conclude(&mut office, &account(number, fared), post, fared)).collect();
+    let verdicts: Vec<Verdict> = ends.map(|(number, (post, fared))| conclude(&mut office, &keep.account(number), post, fared)).collect();
     let left = leave(&output, args, (&posts, &fared, &verdicts), (at_once, wall_seconds, sharing), out);
     // Not before all is in its place.
     let rest = fared.iter().zip(&verdicts).filter(|(fared, verdict)| !verdict.is_over(fared, args.resume));
     let rest: Vec<&Fared> = rest.map(|(fared, _)| fared).collect();
-    if rest.is_empty() {
-        keep.end();
-    } else if keep.leave(output.published().as_deref()) {
+    if !rest.is_empty() && keep.leave(output.published().as_deref()) {
         told::rest(&rest, &display);
+    } else {
+        keep.end(&books, posts.len());
     }
     left
 }
@@ -143,16 +142,10 @@ fn leave(
     told::many(output, verdicts, &rows, &machine, out)
 }
 
-/// What the ledger knows a job of this run by.
-fn account(number: usize, fared: &Fared) -> Account {
-    let began = fared.ended.as_ref().ok().and_then(Option::as_ref).map_or_else(unix_ms, |ended| ended.started_unix_ms);
-    Account::local(began, number)
-}
-
 /// A job that was refused, nothing being started: where a stranger's component is to blame, the ledger says so.
 fn refused<T>(store: &Store, number: usize, error: anyhow::Error) -> anyhow::Result<T> {
     if let Some(code) = refusal_code(&error) {
-        Books::open(store.dir()?)?.fail(&Account::local(unix_ms(), number), code)?;
+        Books::open(store.dir()?)?.fail(&Account::local(&fresh_run(), number, Again::Never), code)?;
     }
     Err(error)
 }

@@ -10,7 +10,7 @@ use nodus_state::{Access, Claim, Finish, HeldOut, ItemKind, JobSpec, Lane, Named
 use serde_json::{Map, Value, json};
 
 use super::disagreements;
-use crate::books::{Account, Books};
+use crate::books::{Account, Again, Books};
 
 const FILE: &str = "adapter/adapter_model.safetensors";
 
@@ -61,7 +61,7 @@ impl Scene {
 
     /// Enters a receipt of this job that speaks of one file.
     fn sealed(&mut self, claim: Claim, tenant: &str) -> Vec<u8> {
-        let account = Account { attempt: None, ..account(claim, tenant) };
+        let account = Account { again: Again::Never, ..account(claim, tenant) };
         let statement = |previous: Option<Digest>| {
             serde_json::to_vec(&json!({
                 "_type": "https://in-toto.io/Statement/v1",
@@ -96,7 +96,7 @@ fn kept(state: &State, content: &[u8]) -> nodus_state::Kept {
 }
 
 fn account(claim: Claim, tenant: &str) -> Account {
-    Account { job: claim.job.to_string(), tenant: tenant.to_owned(), attempt: Some(claim.attempt) }
+    Account { job: claim.job.to_string(), tenant: tenant.to_owned(), again: Again::Attempt(claim.attempt) }
 }
 
 #[test]

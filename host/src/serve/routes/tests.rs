@@ -15,7 +15,7 @@ use tokio_stream::StreamExt as _;
 use tower::ServiceExt as _;
 
 use super::{document, router};
-use crate::books::{Account, Books};
+use crate::books::{Account, Again, Books};
 use crate::cli::{Dtype, SandboxArgs};
 use crate::import;
 use crate::random::{Recipe, Shape};
@@ -364,7 +364,7 @@ proptest! {
 async fn a_jobs_ledger_is_read_in_turns_of_its_own() {
     let rig = rig();
     let job = rig.finished().await.jobs[0].id.clone();
-    let account = |job: &str| Account { job: job.to_owned(), tenant: "a".to_owned(), attempt: None };
+    let account = |job: &str| Account { job: job.to_owned(), tenant: "a".to_owned(), again: Again::Never };
     let mut books = Books::open(rig.app.store.dir().unwrap()).unwrap();
     let entry = |number| (number, BytesEvent::Written, 7);
     books.enter(&account(&job), (0..3000).map(entry)).unwrap();
