@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use nodus_tests::{Host, Server, guest, text};
+use nodus_tests::{Host, Server, children, guest, text};
 use serde_json::Value;
 
 fn json(text: &str) -> Vec<Value> {
@@ -167,4 +167,36 @@ fn an_upload_that_breaks_off_is_gone_on_with() {
     assert_eq!(json(&text(&sets))[0]["data"][0]["digest"], digest);
     let (_, head, _) = server.request(Some(&token), "PUT", "/v1/data/y", &[("upload-digest", &digest), ("upload-offset", "7")], b"x");
     assert!(head.starts_with("http/1.1 409"), "{head}");
+}
+
+/// A compiler that is killed, as the kernel does where memory runs out, says nothing of the component; and it stands behind those that answer requests.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_compiler_stands_behind_requests_and_its_death_from_outside_is_no_refusal() {
+    let host = Host::with_llama();
+    let a = host.tenant("a", &[]);
+    let server = Server::start(&host, &[]);
+    let component = std::fs::read(guest("sft")).unwrap();
+    let upload = || server.request(Some(&a), "POST", "/v1/components", &[], &component);
+    // The place in the line is the 19th field of `stat`, the 17th behind the name.
+    let nice = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit(')').next().unwrap().split_whitespace().nth(16).unwrap().parse::<i32>().unwrap()
+    };
+    let (status, _, body) = std::thread::scope(|scope| {
+        let uploading = scope.spawn(upload);
+        let began = Instant::now();
+        let compiler = loop {
+            if let Some(pid) = children(server.pid(), "compile").first() {
+                break *pid;
+            }
+            assert!(began.elapsed() < Duration::from_secs(60) && !uploading.is_finished(), "nothing compiles");
+        };
+        assert_eq!(nice(compiler), (nice(server.pid()) + 10).min(19));
+        assert!(Command::new("kill").args(["-KILL", &compiler.to_string()]).status().unwrap().success());
+        uploading.join().unwrap()
+    });
+    assert_eq!(status, 500, "{}", text(&body));
+    let (status, _, body) = upload();
+    assert_eq!(status, 201, "{}", text(&body));
 }

@@ -46,7 +46,7 @@ limits! {
     component_types, "component-types", 100_000;
     /// Functions of all modules in the component. Refuses the upload, before it is compiled.
     component_functions, "component-functions", 200_000;
-    /// Time for compiling the component, and CPU time of the process that does. Refuses the upload.
+    /// CPU time of the process that compiles the component. Refuses the upload.
     compile_ms, "compile-ms", 120_000;
     /// Addresses that the process that compiles may use. Refuses the upload.
     compile_memory_bytes, "compile-memory-bytes", 4 << 30;

@@ -35,6 +35,7 @@ use crate::books::Books;
 use crate::cli::{DeviceArgs, FloorArgs, SandboxArgs};
 use crate::guest::{Terms, Workshop};
 use crate::journal::{Shelf, Space};
+use crate::process::rank::Rank;
 use crate::store::Store;
 
 pub(crate) use numbers::describe;
@@ -143,7 +144,7 @@ impl Floor {
         let options = Options::new(places, device, surroundings.devices.clone(), terms)?.with(args);
         let daemons = Daemons::new(store.dir()?, std::path::absolute(data_dir).context("finding the data folder")?)?;
         let sandbox = Sandbox::new(SandboxOptions { upload: Limits::DEFAULT })?;
-        let workshop = Arc::new(Workshop::open(&store, &sandbox, terms)?);
+        let workshop = Arc::new(Workshop::open(&store, &sandbox, terms)?.standing(Rank::behind()));
         Self::open(Parts { state, store, workshop, settings: sandbox.settings(), daemons, options }).map(Some)
     }
 

@@ -66,8 +66,13 @@ mod linux {
             (Resource::As, ration.address_bytes),
             (Resource::Cpu, Some(ration.cpu_seconds)),
         ];
+        // Where a limit on time is the last one, the kernel kills as it does for others' sake; so that it is told apart, a signal of its own comes before.
+        let last = |resource, most: u64| if matches!(resource, Resource::Cpu) { most.saturating_add(1) } else { most };
         for (resource, most) in limits.into_iter().filter(|(_, most)| most.is_some()) {
-            grant(&format!("a limit on {resource:?}"), setrlimit(resource, Rlimit { current: most, maximum: most }).map_err(said));
+            grant(
+                &format!("a limit on {resource:?}"),
+                setrlimit(resource, Rlimit { current: most, maximum: most.map(|most| last(resource, most)) }).map_err(said),
+            );
         }
         missing
     }

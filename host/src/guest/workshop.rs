@@ -4,11 +4,12 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
+use std::process::ExitStatus;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt as _, PermissionsExt as _};
 use nodus_protocol::Digest;
 use nodus_protocol::frame::decode;
@@ -18,7 +19,8 @@ use super::compile::Compiled;
 use super::process::fresh_key;
 use super::size::{OS_SANDBOX, Terms};
 use crate::error::refusal;
-use crate::process::spawn::{Ends, how, lines, spawn};
+use crate::process::rank::Rank;
+use crate::process::spawn::{Ends, how, is_killed, lines, spawn};
 use crate::store::{Store, write_synced};
 use crate::text::escape_lines;
 
@@ -27,6 +29,8 @@ const FOLDER: &str = "compiled";
 const KEY: &str = "seal.key";
 /// Pieces of machine code that are kept.
 const KEPT_MAX: usize = 256;
+/// How many times its CPU time a process may take by the clock, behind others as it may stand, before it counts as one that hangs.
+const PATIENCE: u32 = 5;
 /// Longest machine code that is taken from the process.
 const CODE_BYTES_MAX: u64 = 1 << 30;
 
@@ -37,6 +41,8 @@ pub(crate) struct Workshop {
     settings: Digest,
     limits: Limits,
     terms: Terms,
+    /// Where its processes stand for the processor, where that is not with whoever asks.
+    rank: Option<Rank>,
     is_warned: AtomicBool,
 }
 
@@ -50,13 +56,26 @@ impl Workshop {
         whole.create_dir_all(FOLDER).context("making the folder of compiled components")?;
         let dir = whole.open_dir(FOLDER).context("opening the folder of compiled components")?;
         let key = own_key(&dir)?;
-        Ok(Self { dir, key, settings: sandbox.settings(), limits: sandbox.upload_limits(), terms, is_warned: AtomicBool::new(false) })
+        Ok(Self {
+            dir,
+            key,
+            settings: sandbox.settings(),
+            limits: sandbox.upload_limits(),
+            terms,
+            rank: None,
+            is_warned: AtomicBool::new(false),
+        })
+    }
+
+    /// The same, whose processes stand there.
+    pub(crate) fn standing(self, rank: Rank) -> Self {
+        Self { rank: Some(rank), ..self }
     }
 
     /// A component's machine code.
     ///
     /// # Errors
-    /// Ours: no process can be started, or the data folder refuses. The user's: the kernel locks down less than was demanded. Inside: why the
+    /// Ours: no process can be started, it hangs or is killed from outside, or the data folder refuses. The user's: the kernel locks down less than was demanded. Inside: why the
     /// component is no training job.
     pub(crate) fn compiled(&self, bytes: &[u8]) -> anyhow::Result<Result<Precompiled, ComponentRefusal>> {
         let component = Digest::of(bytes);
@@ -77,7 +96,7 @@ impl Workshop {
     }
 
     fn compile(&self, bytes: &[u8]) -> anyhow::Result<Result<Vec<u8>, ComponentRefusal>> {
-        let said = match in_a_process(bytes.to_vec(), &self.limits)? {
+        let said = match in_a_process(bytes.to_vec(), &self.limits, self.rank)? {
             Ok(said) => said,
             Err(how) => {
                 return Ok(Err(ComponentRefusal::Compiler { how, ms: self.limits.compile_ms, bytes: self.limits.compile_memory_bytes }));
@@ -143,12 +162,18 @@ fn own_key(dir: &Dir) -> anyhow::Result<SealKey> {
 }
 
 /// Has a process compile this. Inside: how it died of it.
-fn in_a_process(bytes: Vec<u8>, limits: &Limits) -> anyhow::Result<Result<Compiled, String>> {
+fn in_a_process(bytes: Vec<u8>, limits: &Limits, rank: Option<Rank>) -> anyhow::Result<Result<Compiled, String>> {
     let (input, mut feed) = io::pipe().context("making a pipe")?;
     let (result, output) = io::pipe().context("making a pipe")?;
     let ends = Ends { input: OwnedFd::from(input), output: OwnedFd::from(output) };
     let arguments = [("limits", serde_json::to_string(limits)?)];
-    let mut child = spawn("compile", &arguments, &[], ends).context("starting the process that compiles")?;
+    let start = move || {
+        rank.into_iter().for_each(Rank::take);
+        spawn("compile", &arguments, &[], ends)
+    };
+    // On a thread of its own, since whoever asks stays where it stands.
+    let started = std::thread::spawn(start).join().map_err(|_| anyhow::anyhow!("a thread of the host panicked"))?;
+    let mut child = started.context("starting the process that compiles")?;
     let complaints = child.stderr.take();
     let (sender, receiver) = channel();
     let read = std::thread::scope(|scope| {
@@ -165,19 +190,40 @@ fn in_a_process(bytes: Vec<u8>, limits: &Limits) -> anyhow::Result<Result<Compil
                 lines(complaints, log);
             }
         });
-        let read = receiver.recv_timeout(Duration::from_millis(limits.compile_ms));
+        let read = receiver.recv_timeout(PATIENCE * Duration::from_millis(limits.compile_ms));
         if read.is_err() {
             drop(child.kill());
         }
         read
     });
-    let status = child.wait();
-    let said = match read {
-        Ok(said) => said.context("reading from the process that compiles")?,
-        Err(_) => return Ok(Err("took too long and was ended".to_owned())),
-    };
+    judged(read.ok(), child.wait())
+}
+
+/// What came of it: the component is to blame for what it has the process do, and not for what the process is not let do.
+fn judged(said: Option<io::Result<Vec<u8>>>, status: io::Result<ExitStatus>) -> anyhow::Result<Result<Compiled, String>> {
+    let said = said.context("the process that compiles had not used up its CPU time and took too long all the same; it was ended")?;
+    let said = said.context("reading from the process that compiles")?;
     match decode(&said) {
-        Ok(compiled) if status.as_ref().is_ok_and(std::process::ExitStatus::success) => Ok(Ok(compiled)),
+        Ok(compiled) if status.as_ref().is_ok_and(ExitStatus::success) => Ok(Ok(compiled)),
+        _ if is_killed(&status) => bail!("the process that compiles {}", how(status)),
         _ => Ok(Err(how(status))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::ExitStatus;
+
+    use super::judged;
+
+    #[test]
+    fn a_component_is_to_blame_for_what_it_makes_the_compiler_do_and_for_nothing_else() {
+        let ended = |signal| judged(Some(Ok(Vec::new())), Ok(ExitStatus::from_raw(signal)));
+        assert!(ended(libc::SIGXCPU).unwrap().unwrap_err().contains("more CPU time than it may"));
+        assert!(ended(libc::SIGSEGV).unwrap().unwrap_err().contains("SIGSEGV"));
+        assert!(ended(libc::SIGKILL).unwrap_err().to_string().contains("killed from outside"));
+        let hung = judged(None, Ok(ExitStatus::from_raw(libc::SIGKILL))).unwrap_err();
+        assert!(hung.to_string().contains("took too long all the same"), "{hung}");
     }
 }

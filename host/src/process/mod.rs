@@ -5,6 +5,7 @@
 pub(crate) mod fate;
 pub(crate) mod handover;
 pub(crate) mod mps;
+pub(crate) mod rank;
 pub(crate) mod socket;
 pub(crate) mod spawn;
 pub(crate) mod weights;

@@ -33,6 +33,11 @@ pub(crate) fn program() -> io::Result<PathBuf> {
     if cfg!(target_os = "linux") { Ok(PathBuf::from("/proc/self/exe")) } else { std::env::current_exe() }
 }
 
+/// Whether somebody else than the process ended it: the operator, or the kernel where the machine's memory runs out.
+pub(crate) fn is_killed(status: &io::Result<ExitStatus>) -> bool {
+    status.as_ref().is_ok_and(|status| status.signal() == Some(libc::SIGKILL))
+}
+
 /// How a process ended, to stand after its name.
 pub(crate) fn how(status: io::Result<ExitStatus>) -> String {
     let status = match status {
@@ -41,7 +46,7 @@ pub(crate) fn how(status: io::Result<ExitStatus>) -> String {
     };
     match (status.signal(), status.code()) {
         (Some(libc::SIGSYS), _) => "was ended by the kernel: it made a system call that it may not make".to_owned(),
-        (Some(libc::SIGXCPU), _) => "was ended by the kernel: it used more CPU time than all its jobs may".to_owned(),
+        (Some(libc::SIGXCPU), _) => "was ended by the kernel: it used more CPU time than it may".to_owned(),
         (Some(libc::SIGKILL), _) => "was killed from outside (SIGKILL), as the kernel does where the machine runs out of memory".to_owned(),
         (Some(signal), _) => format!("was killed by signal {signal}{}", signal_name(signal)),
         (None, code) => format!("ended with exit code {}", code.unwrap_or_default()),

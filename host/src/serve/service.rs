@@ -17,6 +17,7 @@ use super::streams::Streams;
 use super::submit::Planner;
 use crate::cli::SandboxArgs;
 use crate::guest::{Terms, Workshop};
+use crate::process::rank::Rank;
 use crate::store::Store;
 
 /// Uploads that are taken at the same time; more wait.
@@ -87,6 +88,7 @@ impl App {
     ) -> anyhow::Result<Self> {
         let upload = Limits::DEFAULT;
         let workshop = Workshop::open(&store, &Sandbox::new(SandboxOptions { upload })?, Terms::from(sandbox))?;
+        let workshop = workshop.standing(Rank::behind());
         let bars = watch::Sender::new(state.bars()?);
         let streams = Arc::new(Streams::default());
         let told = streams.clone();

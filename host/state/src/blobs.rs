@@ -15,7 +15,7 @@ use crate::access::Access;
 use crate::database::lock;
 use crate::error::{Result, StateError};
 use crate::partial::FOLDER;
-use crate::room::{Rooms, Share};
+use crate::room::{Measure, Rooms, Share};
 
 const TMP: &str = "tmp";
 const BLOBS: &str = "blobs";
@@ -44,7 +44,7 @@ pub struct Staged<'a> {
     pub(crate) bytes: u64,
     pub(crate) bytes_max: u64,
     /// Its part of its tenant's quota, where it is a tenant's.
-    pub(crate) share: Option<Share>,
+    pub(crate) share: Option<(Share, Measure<'a>)>,
     /// What its content is said to have for a digest.
     pub(crate) expected: Option<Digest>,
     /// Whether it stays where it is dropped before it is finished.
@@ -215,7 +215,7 @@ impl Staged<'_> {
             put().map_err(&failed)?;
         }
         *pins.entry(digest).or_default() += 1;
-        let mut share = self.share.take();
+        let mut share = self.share.take().map(|(share, _)| share);
         share.iter_mut().for_each(Share::stay);
         Ok(Kept { digest, bytes: self.bytes, pins: self.blobs.pins.clone(), _share: share })
     }
@@ -228,10 +228,10 @@ impl Write for Staged<'_> {
         if self.bytes + more > self.bytes_max {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        self.share.as_mut().map_or(Ok(()), |share| share.take(more)).map_err(io::Error::other)?;
+        self.share.as_mut().map_or(Ok(()), |(share, measure)| share.take(more, measure)).map_err(io::Error::other)?;
         let written = self.file.write(content);
         let rest = more - written.as_ref().map_or(0, |count| *count as u64);
-        self.share.iter_mut().for_each(|share| share.give_back(rest));
+        self.share.iter_mut().for_each(|(share, _)| share.give_back(rest));
         let count = written?;
         self.hash.update(content.get(..count).unwrap_or(content));
         self.bytes += count as u64;
@@ -249,7 +249,7 @@ impl Drop for Staged<'_> {
             lock(&self.blobs.busy).remove(&self.name);
         }
         if self.stays && self.bytes > 0 {
-            self.share.iter_mut().for_each(Share::stay);
+            self.share.iter_mut().for_each(|(share, _)| share.stay());
             return;
         }
         match self.blobs.dir.remove_file(&self.name) {

@@ -105,15 +105,7 @@ impl State {
     pub fn events(&self, of: TenantId, stream: Stream, after: u64, kinds: &[EventKind], count_max: usize) -> Result<Vec<Event>> {
         self.database.read(|view| {
             let (cohort, job) = numbers(view, of, stream)?;
-            let column = if job.is_some() { "events.job" } else { "events.cohort" };
-            // Named in the text, so that the index by kinds is used: a job tells much that a stream leaves out.
-            let named = kinds.iter().map(|kind| format!("'{}'", kind.as_str())).collect::<Vec<_>>().join(", ");
-            let of_kinds = if kinds.is_empty() { String::new() } else { format!("AND kind IN ({named})") };
-            let select = format!(
-                "SELECT position, jobs.id, ms, kind, body FROM events JOIN jobs ON jobs.number = events.job
-                 WHERE {column} = ? AND position > ? {of_kinds} ORDER BY position LIMIT ?"
-            );
-            let mut statement = view.prepare_cached(&select)?;
+            let mut statement = view.prepare_cached(&select(job.is_some(), kinds))?;
             let rows = statement.query_map(params![job.unwrap_or(cohort), after, count_max as u64], from_row)?;
             Ok(rows.collect::<rusqlite::Result<_>>()?)
         })
@@ -148,6 +140,23 @@ impl State {
     }
 }
 
+/// Events after a position, of some kinds or of all. Of a kind as many as are wanted are looked up in an index: a job tells much that a stream
+/// leaves out, and none of that is read.
+fn select(is_jobs: bool, kinds: &[EventKind]) -> String {
+    let (column, index) = if is_jobs { ("job", "events_by_kind") } else { ("cohort", "events_of_cohort_by_kind") };
+    let some = |from: &str, more: &str| {
+        format!("SELECT position, job, ms, kind, body FROM {from} WHERE {column} = ?1 AND position > ?2 {more} ORDER BY position LIMIT ?3")
+    };
+    // Named twice, it is told once.
+    let each = kinds.iter().enumerate().filter(|(at, kind)| kinds.iter().position(|first| first == *kind) == Some(*at));
+    let of_kind = |(_, kind): (usize, &EventKind)| {
+        let found = some(&format!("events INDEXED BY {index}"), &format!("AND kind = '{}'", kind.as_str()));
+        format!("SELECT * FROM ({found})")
+    };
+    let told = if kinds.is_empty() { some("events", "") } else { each.map(of_kind).collect::<Vec<_>>().join(" UNION ALL ") };
+    format!("SELECT position, jobs.id, ms, kind, body FROM ({told}) AS told JOIN jobs ON jobs.number = told.job ORDER BY position LIMIT ?3")
+}
+
 /// The cohort's number, and the job's where it is one job's stream.
 fn numbers(view: &Transaction<'_>, of: TenantId, stream: Stream) -> Result<(i64, Option<i64>)> {
     let found = match stream {
@@ -171,4 +180,26 @@ pub(crate) fn state_body(state: &str, more: &[(&str, Value)]) -> Value {
         }
     }
     body
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::{Connection, params};
+
+    use super::{EventKind, select};
+    use crate::migrate::migrate;
+
+    #[test]
+    fn events_of_kinds_are_looked_up_and_nothing_else_is_read() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        migrate(&mut connection).unwrap();
+        let kinds = [EventKind::State, EventKind::Evaluation, EventKind::State];
+        for (is_jobs, looked_up) in [(true, "(job=? AND kind=? AND position>?)"), (false, "(cohort=? AND kind=? AND position>?)")] {
+            let mut explain = connection.prepare(&format!("EXPLAIN QUERY PLAN {}", select(is_jobs, &kinds))).unwrap();
+            let steps = explain.query_map(params![1, 0, 10], |row| row.get::<_, String>(3)).unwrap();
+            let of_events: Vec<String> = steps.map(Result::unwrap).filter(|step| step.contains(" events ")).collect();
+            assert_eq!(of_events.len(), 2, "{of_events:?}");
+            assert!(of_events.iter().all(|step| step.starts_with("SEARCH events ") && step.ends_with(looked_up)), "{of_events:?}");
+        }
+    }
 }

@@ -7,8 +7,12 @@ use rusqlite::{Connection, TransactionBehavior};
 use crate::error::{Result, StateError};
 
 /// The steps, in order; the version is how many were taken. A step that was released is never changed.
-const STEPS: &[&str] =
-    &[include_str!("../migrations/0001.sql"), include_str!("../migrations/0002.sql"), include_str!("../migrations/0003.sql")];
+const STEPS: &[&str] = &[
+    include_str!("../migrations/0001.sql"),
+    include_str!("../migrations/0002.sql"),
+    include_str!("../migrations/0003.sql"),
+    include_str!("../migrations/0004.sql"),
+];
 /// `application_id` of the file: "nods".
 const APPLICATION: i64 = 0x6e6f_6473;
 

@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use crate::blobs::{Blobs, Staged};
 use crate::error::{Result, StateError};
 use crate::ids::TenantId;
-use crate::room::Share;
+use crate::room::{Measure, Share};
 use crate::state::State;
 use crate::tenants::tenant;
 use crate::usage::stored_bytes;
@@ -63,7 +63,7 @@ impl State {
                 "{OF_ONE_MAX} uploads of yours are unfinished, expected one of them to be finished first"
             )));
         }
-        let share = self.share(of, (there, Some(&name)))?;
+        let share = self.share(of, (there, Some(name.clone())))?;
         self.blobs.resume(name, digest, (bytes_max, share))
     }
 
@@ -79,13 +79,14 @@ impl State {
     }
 
     /// An upload's part of its tenant's quota, where so many bytes of it are in the file of this name.
-    fn share(&self, of: TenantId, (there, name): (u64, Option<&str>)) -> Result<Share> {
+    fn share(&self, of: TenantId, (there, name): (u64, Option<String>)) -> Result<(Share, Measure<'_>)> {
         let bound = self.database.read(|view| Ok(tenant(view, of)?.quota.stored_bytes))?;
-        Share::begin(&self.blobs.rooms, (of, bound), there, || {
+        let measure: Measure<'_> = Box::new(move || {
             let busy = self.blobs.busy.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let broken_off = self.partial_bytes(of, |file| Some(file) != name && !busy.contains(file))?;
+            let broken_off = self.partial_bytes(of, |file| Some(file) != name.as_deref() && !busy.contains(file))?;
             Ok(self.database.read(|view| stored_bytes(view, of))?.saturating_add(broken_off))
-        })
+        });
+        Share::begin(&self.blobs.rooms, (of, bound), there, &measure).map(|share| (share, measure))
     }
 
     /// What came so far of all uploads of a tenant that broke off, or are under way.
@@ -146,7 +147,7 @@ impl Blobs {
         Ok(names.iter().filter(|name| name.to_string_lossy().starts_with(&prefix)).count())
     }
 
-    fn resume(&self, name: String, expected: Digest, (bytes_max, share): (u64, Share)) -> Result<Staged<'_>> {
+    fn resume<'a>(&'a self, name: String, expected: Digest, (bytes_max, share): (u64, (Share, Measure<'a>))) -> Result<Staged<'a>> {
         if !self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone()) {
             return Err(StateError::Upload("it is being uploaded, expected one upload of a content at a time".to_owned()));
         }

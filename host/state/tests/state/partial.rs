@@ -92,10 +92,12 @@ fn uploads_at_the_same_time_share_the_rest_of_the_quota() {
     second.write_all(b"!").unwrap();
     assert!(second.write_all(b"x").is_err());
     drop(kept);
+    // What no row names by then was not kept.
+    second.write_all(b"sixsix").unwrap();
     assert!(second.write_all(b"x").is_err());
     drop(second);
-    // Nothing is under way: what no row names was not kept, and 4 bytes are of the one that broke off.
-    f.state.receive(a, 100).unwrap().write_all(b"sixsix").unwrap();
+    // Nothing is under way, and 10 bytes are of the one that broke off.
+    assert!(matches!(f.state.receive(a, 100).map(drop), Err(StateError::Quota { used: 10, .. })));
     let mut other = f.state.receive(f.tenant("b"), 100).unwrap();
     other.write_all(b"of another tenant").unwrap();
 }
