@@ -138,8 +138,8 @@ def step(job):
 
 
 def card_of(job):
-    """Of `cuda:0, bf16, fused`, the first."""
-    return (job.get("placed") or "nothing").split(",")[0]
+    """Of `cuda:0 (NVIDIA H200)`, the first word."""
+    return (job.get("placed") or "nothing").split()[0].rstrip(",")
 
 
 def ended(job):
