@@ -245,25 +245,35 @@ fn receipts(of: &Host) -> Vec<(String, String)> {
     entries.filter(|entry| entry["kind"] == "receipt").map(|entry| (text(&entry, "job"), text(&entry, "receipt"))).collect()
 }
 
-/// Killed after the first of its receipts was sealed and before its results are in their place: the ledger has no second line of any.
-#[test]
-fn a_run_killed_between_its_receipts_and_its_place_has_each_in_the_ledger_once() {
-    let host = prepared();
-    let rates: Vec<String> = (11..=26).map(|number| format!("0.0{number}1")).collect();
-    let sweep = format!("learning_rate={}", rates.join(","));
-    let job = ["--sweep", &sweep, "--set", "steps=2"];
-    let killed_between = |out: &str| {
-        let before = receipts(&host).len();
-        let mut child = command(&host, out, &job).stderr(Stdio::null()).spawn().unwrap();
-        while receipts(&host).len() == before {
+/// Kills a run after the first of its receipts was sealed and before its results are in their place; which place.
+fn killed_between(of: &Host, start: impl Fn(&str) -> Child) -> &'static str {
+    let is_killed = |out: &&str| {
+        let before = receipts(of).len();
+        let mut child = start(out);
+        while receipts(of).len() == before {
             assert!(child.try_wait().unwrap().is_none(), "it ended before it had sealed a receipt");
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        !host.path(out).exists()
+        !of.path(out).exists()
     };
-    let out =
-        ["a", "b", "c", "d", "e"].into_iter().find(|out| killed_between(out)).expect("it is always in its place before it can be killed");
+    ["a", "b", "c", "d", "e"].into_iter().find(is_killed).unwrap_or_else(|| panic!("it is always in its place before it can be killed"))
+}
+
+/// A sweep of so many members that their receipts take a while.
+fn rates() -> (Vec<String>, String) {
+    let rates: Vec<String> = (11..=26).map(|number| format!("0.0{number}1")).collect();
+    let sweep = format!("learning_rate={}", rates.join(","));
+    (rates, sweep)
+}
+
+/// Killed after the first of its receipts was sealed and before its results are in their place: the ledger has no second line of any.
+#[test]
+fn a_run_killed_between_its_receipts_and_its_place_has_each_in_the_ledger_once() {
+    let host = prepared();
+    let (rates, sweep) = rates();
+    let job = ["--sweep", &sweep, "--set", "steps=2"];
+    let out = killed_between(&host, |out| command(&host, out, &job).stderr(Stdio::null()).spawn().unwrap());
     let sealed = receipts(&host);
     let said = run(&host, out, &[&job[..], &["--resume"]].concat());
     assert_eq!(said.matches("went on where it was cut off").count(), rates.len(), "{said}");
@@ -276,6 +286,30 @@ fn a_run_killed_between_its_receipts_and_its_place_has_each_in_the_ledger_once()
         host.ok(["audit", "verify", member.to_str().unwrap()]);
     }
     assert_eq!(std::fs::read_dir(host.path("data/sealed")).unwrap().count(), 0, "what is in its place is settled");
+}
+
+/// The same of a run that was asked to stop: gone on with, it is as if nobody had asked, and its receipts are of what it comes to then.
+#[test]
+fn a_stopped_run_killed_after_its_receipts_has_others_of_what_it_comes_to() {
+    let host = prepared();
+    let (rates, sweep) = rates();
+    let job = ["--sweep", &sweep, "--set", "steps=200"];
+    let out = killed_between(&host, |out| {
+        let child = run_to(&host, (out, &format!("learning_rate={}", rates[0])), 20, &job);
+        signal(&child, "INT");
+        child
+    });
+    let sealed = receipts(&host);
+    let said = run(&host, out, &[&job[..], &["--resume"]].concat());
+    assert!(!said.contains("asked to stop"), "{said}");
+    let all = receipts(&host);
+    let of_this = sealed.iter().filter(|(job, _)| all.iter().filter(|(other, _)| other == job).count() == 2).count();
+    assert!(all.starts_with(&sealed) && of_this > 0 && all.len() == sealed.len() + rates.len(), "{all:?}");
+    for rate in &rates {
+        let member = host.path(out).join(format!("learning_rate={rate}"));
+        assert_eq!(lines(&member.join("losses.jsonl")), 200);
+        host.ok(["audit", "verify", member.to_str().unwrap()]);
+    }
 }
 
 #[test]

@@ -233,7 +233,7 @@ impl Keep {
         }
     }
 
-    /// The run of so many jobs has ended, or nothing can go on with it.
+    /// The run of so many jobs has ended.
     pub(super) fn end(&self, books: &Books, jobs: usize) {
         // Their receipts last: as long as the run can go on, they are needed to enter none twice.
         let settled = self.place.clear().and_then(|()| (0..jobs).try_for_each(|number| books.settle(&self.account(number).job)));

@@ -106,10 +106,10 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     // Not before all is in its place.
     let rest = fared.iter().zip(&verdicts).filter(|(fared, verdict)| !verdict.is_over(fared, args.resume));
     let rest: Vec<&Fared> = rest.map(|(fared, _)| fared).collect();
-    if !rest.is_empty() && keep.leave(output.published().as_deref()) {
-        told::rest(&rest, &display);
-    } else {
+    if rest.is_empty() {
         keep.end(&books, posts.len());
+    } else if keep.leave(output.published().as_deref()) {
+        told::rest(&rest, &display);
     }
     left
 }
