@@ -52,8 +52,11 @@ fn gate_up_and_swiglu_in_one_are_bit_for_bit_one_after_the_other() {
             };
             let [one, other] = results.each_ref().map(|bits| of_rows(bits));
             assert!(one.iter().any(|bits| f32::from_bits(*bits) != 0.0) && one == other, "{inputs} x {width}");
-            let left_out = all.segments()[1].start * width..all.segments()[2].start * width;
-            assert_eq!(results[0][left_out.clone()], results[1][left_out], "rows that the layout leaves out, {inputs} x {width}");
+            if rows.segments()[1].rows == 0 {
+                let left_out = all.segments()[1].start * width..all.segments()[2].start * width;
+                let is_untouched = results[0][left_out.clone()] == results[1][left_out];
+                assert!(is_untouched, "rows that the layout leaves out, {inputs} x {width}");
+            }
         }
     }
 }
