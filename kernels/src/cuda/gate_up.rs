@@ -31,7 +31,7 @@ struct GateUp {
 const INPUTS_MAX: usize = 2048;
 
 /// Rows from which on it is the shorter: with fewer its tiles leave multiprocessors idle, for which cuBLASLt has others.
-const ROWS_MIN: usize = 1024;
+pub(super) const ROWS_MIN: usize = 1024;
 
 /// Whether a weight of this shape may be gate and up, for this card's kernel: each wider than what it reads, as gates are, and not as wide as a head.
 pub(super) fn is_for(device: &CudaDevice, outputs: usize, inputs: usize) -> bool {
@@ -72,6 +72,15 @@ pub(super) unsafe fn launch(
     unsafe { device.launch(kernel, [blocks, 1, 1], PRODUCT_THREADS, PRODUCT_BYTES, &arguments, access) }
 }
 
+impl CudaDevice {
+    /// The one kernel is taken from so many rows on, where it is planned. For tests: results are the same.
+    #[doc(hidden)]
+    pub fn gate_up_from(&mut self, rows: usize) {
+        self.gate_up_rows = rows;
+        self.forget_graphs();
+    }
+}
+
 pub(super) fn linear_swiglu(
     device: &mut CudaDevice,
     layout: &Layout,
@@ -84,7 +93,7 @@ pub(super) fn linear_swiglu(
     let key = outputs.map(|outputs| Key { product: Product::LinearSwiglu, outputs, inputs });
     let rows: usize = runs(layout).iter().map(ExactSizeIterator::len).sum();
     let is_own = |key: &Key| weights[1].shape.0 == width && device.plan.get(*key) == Some(Choice::Own) && !device.unpinned;
-    let Some(key) = key.filter(|key| rows >= ROWS_MIN && is_own(key)) else {
+    let Some(key) = key.filter(|key| rows >= device.gate_up_rows && is_own(key)) else {
         linear_together(device, layout, x, &weights.map(|weight| (weight, None)), gate_up)?;
         return rows::swiglu(device, layout, &gate_up[0], &gate_up[1], out);
     };
