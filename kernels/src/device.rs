@@ -241,6 +241,19 @@ pub trait Device: Send + 'static {
         parts.try_for_each(|(number, (dy, weight))| self.linear_backward(rows, dy, weight, dx, number > 0))
     }
 
+    /// `linear_together` of gate and up without biases, then `swiglu` of them, for whoever does not read the two: what they hold then is not said. =
+    fn linear_swiglu(
+        &mut self,
+        rows: &Layout,
+        x: &Self::Buffer,
+        weights: [&Self::Weight; 2],
+        gate_up: &mut [Self::Buffer],
+        out: &mut Self::Buffer,
+    ) -> Result<(), DeviceError> {
+        self.linear_together(rows, x, &weights.map(|weight| (weight, None)), gate_up)?;
+        self.swiglu(rows, &gate_up[0], &gate_up[1], out)
+    }
+
     /// LoRA on up to three modules that read the same x: for the rows of each group, and each module on which it has a site,
     /// s = dropout(x) A^T (=), y += scale s B^T. Groups do not overlap; rows in no group, and modules without a site, are untouched.
     fn lora(

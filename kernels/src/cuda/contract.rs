@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::device::{Beside, CudaBuffer, CudaDevice, CudaWeight, Element, convert};
 use super::memory::Owner;
-use super::{ROW_ALIGN, adamw, attention, head, linear, lora, lora_swiglu, programs, rows, weights};
+use super::{ROW_ALIGN, adamw, attention, gate_up, head, linear, lora, lora_swiglu, programs, rows, weights};
 use crate::{
     AdamWItem, AttentionShape, DType, Device, DeviceError, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers,
     SharedWeights, Source, SwigluGrads, Use,
@@ -236,6 +236,17 @@ impl Device for CudaDevice {
         dx: &mut CudaBuffer,
     ) -> Result<(), DeviceError> {
         linear::linear_backward_together(self, rows, parts, dx)
+    }
+
+    fn linear_swiglu(
+        &mut self,
+        rows: &Layout,
+        x: &CudaBuffer,
+        weights: [&CudaWeight; 2],
+        gate_up: &mut [CudaBuffer],
+        out: &mut CudaBuffer,
+    ) -> Result<(), DeviceError> {
+        gate_up::linear_swiglu(self, rows, x, weights, gate_up, out)
     }
 
     fn lora(

@@ -11,6 +11,7 @@ use super::Precision;
 use super::blas::{self, Blas};
 use super::compile::{Cache, Compiler, architecture};
 use super::driver::{Address, Gpu};
+use super::gate_up;
 use super::head;
 use super::host_side::Event;
 use super::library::probe;
@@ -66,6 +67,8 @@ pub struct CudaDevice {
     pub(super) verdict: Option<GateReport>,
     /// Whether products run as the library likes, which depends on the number of rows.
     pub(super) unpinned: bool,
+    /// Rows from which on gate and up go through SwiGLU in one kernel, where that is planned.
+    pub(super) gate_up_rows: usize,
     /// Whether products that are not planned are planned by the fixed-tile kernel, without asking the library.
     pub(super) plans_fixed_tiles: bool,
     tables: TableCache,
@@ -186,6 +189,7 @@ impl CudaDevice {
             prepared: HashMap::new(),
             precision,
             unpinned: false,
+            gate_up_rows: gate_up::ROWS_MIN,
             plans_fixed_tiles: false,
             recorder: Recorder::new(),
             marks: Marks::new(&gpu)?,
@@ -352,15 +356,6 @@ impl CudaDevice {
             let part = &bytes[first * from.bytes()..(first + chunk.len() / element.bytes()) * from.bytes()];
             convert(part, from, chunk, element);
         })
-    }
-}
-
-/// Rows and columns of a weight; a vector is one row.
-pub(super) fn matrix_shape(shape: &[usize]) -> Result<(usize, usize), DeviceError> {
-    match *shape {
-        [len] => Ok((1, len)),
-        [rows, columns] => Ok((rows, columns)),
-        _ => Err(DeviceError::Unsupported(format!("a weight of shape {shape:?}; a matrix or a vector was expected"))),
     }
 }
 

@@ -82,6 +82,7 @@ impl Bench {
         let activation = device.element(Use::Activation);
         let (x_row, out_width, out_element) = match key.product {
             Product::Linear | Product::LinearBias => (key.inputs, key.outputs, activation),
+            Product::LinearSwiglu => (key.inputs, key.outputs / 2, activation),
             Product::Logits => (key.inputs, pitch, Element::F32),
             Product::LinearBackward => (key.outputs, key.inputs, activation),
             Product::LogitsBackward | Product::LogitsBackwardRest => (pitch, key.inputs, Element::F32),
@@ -163,6 +164,16 @@ impl Bench {
         Ok(difference(&vec![self.numbers(device, &self.solo)?], &vec![self.numbers(device, &self.fused)?]))
     }
 
+    /// Whether the anchor's rows alone are, to the byte, what the product and the kernel after it make of them.
+    fn is_what_both_are(&self, device: &mut CudaDevice, mode: Mode) -> Result<bool, DeviceError> {
+        let plan = device.plan.clone();
+        device.plan.set(self.key, Choice::Apart);
+        let both = self.run(device, &self.fused, (1, 0), mode);
+        device.plan = plan;
+        both?;
+        self.equal(device, 1, 0)
+    }
+
     /// The results of every eighth row of one tile, a step further in each eight, without what pads logits.
     fn numbers(&self, device: &mut CudaDevice, block: &Block) -> Result<Vec<f32>, DeviceError> {
         let width = if self.key.product == Product::Logits { self.key.outputs } else { self.out_width };
@@ -191,7 +202,7 @@ fn check(device: &mut CudaDevice, key: Key) -> Result<(usize, usize), DeviceErro
     let bench = Bench::new(device, key, cases().map(|(tiles, _)| tiles).max().unwrap_or(1))?;
     let spare = device.pool.alloc(4, Owner::Device)?;
     let (mut count, mut unequal) = (0, 0);
-    if device.plan.get(key) != Some(Choice::Own) {
+    if matches!(device.plan.get(key), Some(Choice::CublasLt(_))) {
         count += 1;
         unequal += usize::from(bench.apart(device)? > agreement::tolerance(device.precision));
     }
@@ -199,6 +210,10 @@ fn check(device: &mut CudaDevice, key: Key) -> Result<(usize, usize), DeviceErro
     for mode in MODES.into_iter().filter(|mode| mode.is_of(key, precision)) {
         bench.fill(device, mode.cancels)?;
         bench.run(device, &bench.solo, (1, 0), mode)?;
+        if key.product == Product::LinearSwiglu {
+            count += 1;
+            unequal += usize::from(!bench.is_what_both_are(device, mode)?);
+        }
         for (tiles, slot) in cases() {
             device.busy(&spare)?;
             bench.run(device, &bench.fused, (tiles, slot), mode)?;
@@ -208,6 +223,21 @@ fn check(device: &mut CudaDevice, key: Key) -> Result<(usize, usize), DeviceErro
     }
     device.gpu.synchronize_side()?;
     Ok((count, unequal))
+}
+
+/// What runs where the gate finds that what was planned does not do.
+fn stand_in(key: Key) -> Choice {
+    if key.product == Product::LinearSwiglu { Choice::Apart } else { Choice::Own }
+}
+
+/// A choice, for people.
+fn words(key: Key, choice: Choice) -> String {
+    match choice {
+        Choice::CublasLt(words) => blas::describe(words),
+        Choice::Own if key.product == Product::LinearSwiglu => "one kernel".to_owned(),
+        Choice::Own => "fixed tiles".to_owned(),
+        Choice::Apart => "the product, then the kernel".to_owned(),
+    }
 }
 
 /// Adds up what was found of the same operations at several sizes.
@@ -262,7 +292,7 @@ impl CudaDevice {
         let report = match recalled.filter(|report| report.keys() == planned) {
             Some(report) => {
                 let replaced = report.products.iter().filter(|check| check.replaced.is_some());
-                replaced.for_each(|check| self.plan.set(check.key, Choice::Own));
+                replaced.for_each(|check| self.plan.set(check.key, stand_in(check.key)));
                 report
             }
             None => {
@@ -320,16 +350,13 @@ impl CudaDevice {
 
     fn gate_product(&mut self, key: Key, choice: Choice) -> Result<ProductCheck, DeviceError> {
         let (cases, unequal) = check(self, key)?;
-        let words = match choice {
-            Choice::CublasLt(words) => words,
-            Choice::Own => return Ok(ProductCheck { key, algorithm: "fixed tiles".to_owned(), cases, unequal, replaced: None }),
-        };
-        if unequal == 0 {
-            return Ok(ProductCheck { key, algorithm: blas::describe(words), cases, unequal, replaced: None });
+        let other = stand_in(key);
+        if unequal == 0 || choice == other {
+            return Ok(ProductCheck { key, algorithm: words(key, choice), cases, unequal, replaced: None });
         }
-        self.plan.set(key, Choice::Own);
+        self.plan.set(key, other);
         let (cases, still) = check(self, key)?;
-        Ok(ProductCheck { key, algorithm: "fixed tiles".to_owned(), cases, unequal: still, replaced: Some(unequal) })
+        Ok(ProductCheck { key, algorithm: words(key, other), cases, unequal: still, replaced: Some(unequal) })
     }
 
     /// What the gate found, if it was run.

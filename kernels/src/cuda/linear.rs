@@ -12,7 +12,7 @@ use super::plan::{Choice, Key, Product, Slices};
 use super::record::Access;
 use super::tables::runs;
 use super::weights::together;
-use super::{ROW_ALIGN, buckets, head};
+use super::{ROW_ALIGN, buckets, gate_up, head};
 use crate::{DeviceError, Layout, Use};
 
 /// Rows for which the heuristic is asked: many, since fused passes are where the time goes.
@@ -41,17 +41,22 @@ struct Gemm {
 }
 
 /// The products of a weight of this shape.
-fn products(outputs: usize, inputs: usize) -> impl Iterator<Item = Product> {
-    let rest = Slices::new(outputs, inputs).rest > 0;
-    Product::all().into_iter().filter(move |product| rest || *product != Product::LogitsBackwardRest)
+fn products(device: &CudaDevice, outputs: usize, inputs: usize) -> Vec<Product> {
+    let (rest, gates) = (Slices::new(outputs, inputs).rest > 0, gate_up::is_for(device, outputs, inputs));
+    let has = |product: &Product| match product {
+        Product::LogitsBackwardRest => rest,
+        Product::LinearSwiglu => gates,
+        _ => true,
+    };
+    Product::all().into_iter().filter(has).collect()
 }
 
 /// Pins an algorithm for every product of a weight of this shape.
 pub(super) fn plan(device: &mut CudaDevice, outputs: usize, inputs: usize) -> Result<(), DeviceError> {
-    for product in products(outputs, inputs) {
+    for product in products(device, outputs, inputs) {
         let key = Key { product, outputs, inputs };
         let choice = match device.plan.get(key) {
-            Some(Choice::Own) => continue,
+            Some(Choice::Own | Choice::Apart) => continue,
             Some(Choice::CublasLt(words)) if takes_every_count(device, key, words)? => continue,
             Some(Choice::CublasLt(_)) => {
                 return Err(DeviceError::Unsupported(format!(
@@ -59,7 +64,8 @@ pub(super) fn plan(device: &mut CudaDevice, outputs: usize, inputs: usize) -> Re
                     product.name()
                 )));
             }
-            None if device.plans_fixed_tiles => Choice::Own,
+            // The gate looks whether it is what the product and the kernel after it are.
+            None if device.plans_fixed_tiles || product == Product::LinearSwiglu => Choice::Own,
             None => choose(device, key)?,
         };
         device.plan.set(key, choice);
@@ -128,10 +134,14 @@ pub(super) unsafe fn launch_product(
         operands.weight += columns * key.inputs as u64;
         operands.x += columns;
     }
+    if key.product == Product::LinearSwiglu {
+        // SAFETY: the caller's.
+        return unsafe { gate_up::launch(device, key, rows, operands, access) };
+    }
     let choice = device.plan.get_for(key, rows).ok_or_else(|| DeviceError::Failed(format!("{key:?} is not planned")))?;
     let words = match choice {
         // SAFETY: the caller's.
-        Choice::Own => return unsafe { own_product(device, key, rows, operands, access) },
+        Choice::Own | Choice::Apart => return unsafe { own_product(device, key, rows, operands, access) },
         Choice::CublasLt(words) => words,
     };
     let workspace_bytes = match device.prepared.get(&(key, rows)) {
@@ -184,7 +194,7 @@ unsafe fn own_product(device: &mut CudaDevice, key: Key, rows: usize, operands: 
     let slices = Slices::new(key.outputs, key.inputs);
     let (inputs, outputs, pitch) = (key.inputs, key.outputs, logits_pitch(key.outputs));
     let (kernel, count, inner, columns, x_pitch, out_pitch) = match key.product {
-        Product::Linear | Product::LinearBias => ("gemm", 1, inputs, outputs, inputs, outputs),
+        Product::Linear | Product::LinearBias | Product::LinearSwiglu => ("gemm", 1, inputs, outputs, inputs, outputs),
         Product::Logits => ("gemm", 1, inputs, outputs, inputs, pitch),
         Product::LinearBackward => ("gemm_transposed", 1, outputs, inputs, outputs, inputs),
         Product::LogitsBackward => ("gemm_transposed", slices.count, slices.width, inputs, pitch, inputs),

@@ -14,6 +14,7 @@ mod contract;
 mod device;
 mod driver;
 mod gate;
+mod gate_up;
 mod graph;
 mod head;
 mod host_side;
@@ -33,6 +34,7 @@ mod shared;
 mod staging;
 mod support;
 mod tables;
+mod tiles;
 mod verdict;
 mod weights;
 

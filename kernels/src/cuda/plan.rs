@@ -17,6 +17,8 @@ pub enum Product {
     Linear,
     /// The same, plus a bias.
     LinearBias,
+    /// rows x inputs -> rows x outputs / 2: the first half of the outputs is gate, the second up, and they go through SwiGLU.
+    LinearSwiglu,
     /// rows x outputs -> rows x inputs; also added to what is there.
     LinearBackward,
     /// rows x inputs -> rows x outputs in float32, rows a multiple of 8 elements apart: the head.
@@ -27,9 +29,10 @@ pub enum Product {
     LogitsBackwardRest,
 }
 
-const NAMES: [(Product, &str); 6] = [
+const NAMES: [(Product, &str); 7] = [
     (Product::Linear, "linear"),
     (Product::LinearBias, "linear-bias"),
+    (Product::LinearSwiglu, "linear-swiglu"),
     (Product::LinearBackward, "linear-backward"),
     (Product::Logits, "logits"),
     (Product::LogitsBackward, "logits-backward"),
@@ -39,7 +42,7 @@ const NAMES: [(Product, &str); 6] = [
 impl Product {
     /// All of them.
     #[must_use]
-    pub fn all() -> [Self; 6] {
+    pub fn all() -> [Self; 7] {
         NAMES.map(|(product, _)| product)
     }
 
@@ -95,8 +98,10 @@ impl Slices {
 pub enum Choice {
     /// cuBLASLt's, as its opaque words (valid for one version of the library).
     CublasLt([u64; 8]),
-    /// The fixed-tile kernel of this crate.
+    /// This crate's kernel: of fixed tiles, or Hopper's for gate, up and SwiGLU in one.
     Own,
+    /// Of gate, up and SwiGLU: the product, then the kernel.
+    Apart,
 }
 
 /// Pinned algorithms, and what they are valid for.
@@ -204,6 +209,7 @@ impl std::fmt::Display for Plan {
         for (key, choice) in &self.choices {
             let choice = match choice {
                 Choice::Own => "own".to_owned(),
+                Choice::Apart => "apart".to_owned(),
                 Choice::CublasLt(words) => text(words),
             };
             writeln!(f, "{} {} {} {choice}", key.product.name(), key.outputs, key.inputs)?;
@@ -245,6 +251,7 @@ impl FromStr for Plan {
                 }
                 let choice = match kind {
                     "own" => Choice::Own,
+                    "apart" if product == Product::LinearSwiglu => Choice::Apart,
                     "cublaslt" => {
                         let mut algorithm = [0; 8];
                         for part in &mut algorithm {
@@ -292,6 +299,7 @@ mod tests {
         let mut plan = Plan::new(vec![("gpu".to_owned(), "NVIDIA: H200".to_owned())]);
         plan.set(Key { product: Product::Logits, outputs: 7, inputs: 5 }, Choice::CublasLt([1, 2, 3, 4, 5, 6, 7, u64::MAX]));
         plan.set(Key { product: Product::Linear, outputs: 7, inputs: 5 }, Choice::Own);
+        plan.set(Key { product: Product::LinearSwiglu, outputs: 32, inputs: 8 }, Choice::Apart);
         plan.set_bucket(Key { product: Product::Logits, outputs: 7, inputs: 5 }, 256, [8; 8]);
         plan.set_bucket(Key { product: Product::Logits, outputs: 7, inputs: 5 }, usize::MAX, [9; 8]);
         let text = plan.to_string();
@@ -312,6 +320,7 @@ mod tests {
         assert!(refused("something").starts_with("line 1 "));
         assert!(refused("nodus-cuda-plan 1\nlinear 3 x own").contains("line 2 of the plan: a size"));
         assert!(refused("nodus-cuda-plan 1\nlinear 3 4 cublaslt 1 2").contains("too few words"));
+        assert!(refused("nodus-cuda-plan 1\nlinear 3 4 apart").contains("unknown kind"));
         assert!(refused("nodus-cuda-plan 1\nlinear 3 4 own own").contains("too many"));
         assert!(
             refused("nodus-cuda-plan 1\nlinear 3 4 own\nlinear 3 4 to 77 cublaslt 1 2 3 4 5 6 7 8")

@@ -11,6 +11,7 @@ use super::compile::{Cache, Compiler, hex};
 use super::driver::{Gpu, Kernel, Module};
 use super::head::CLUSTER_BYTES;
 use super::library::{Library, probe};
+use super::tiles::PRODUCT_BYTES;
 use super::{Found, Precision};
 use crate::DeviceError;
 
@@ -23,13 +24,15 @@ pub(crate) struct Program {
 }
 
 /// What sources include.
-pub(crate) const HEADERS: [(&str, &str); 9] = [
+pub(crate) const HEADERS: [(&str, &str); 11] = [
     ("common.cuh", include_str!("../../cu/common.cuh")),
     ("tile.cuh", include_str!("../../cu/tile.cuh")),
     ("philox.cuh", include_str!("../../cu/philox.cuh")),
     ("attention.cuh", include_str!("../../cu/attention.cuh")),
     ("attention_fast.cuh", include_str!("../../cu/attention_fast.cuh")),
     ("wgmma.cuh", include_str!("../../cu/wgmma.cuh")),
+    ("tma.cuh", include_str!("../../cu/tma.cuh")),
+    ("product.cuh", include_str!("../../cu/product.cuh")),
     ("lora.cuh", include_str!("../../cu/lora.cuh")),
     ("swiglu.cuh", include_str!("../../cu/swiglu.cuh")),
     ("head_loss.cuh", include_str!("../../cu/head_loss.cuh")),
@@ -60,6 +63,9 @@ const PROGRAMS: [Program; 13] = [
 
 /// Compiled for bf16 where the blocks of a cluster read one another's shared memory.
 const CLUSTERED: Program = program!("head_loss_cluster.cu": "head_loss_1", "head_loss_2", "head_loss_4", "head_loss_8", "head_loss_8_wide");
+
+/// Compiled for bf16 where four warps multiply tiles at once.
+const WGMMA: Program = program!("gate_up.cu": "gate_up");
 
 /// Whether an architecture (as "sm_90a") has clusters: from compute capability 9.0 on.
 fn has_clusters(architecture: &str) -> bool {
@@ -159,13 +165,15 @@ fn precision_define(precision: Precision) -> String {
 
 /// What an architecture has of the programs that are compiled once for a precision.
 fn programs(architecture: &str, precision: Precision) -> Vec<&'static Program> {
-    let clustered = precision == Precision::Bf16 && has_clusters(architecture);
-    PROGRAMS.iter().chain(clustered.then_some(&CLUSTERED)).collect()
+    let bf16 = precision == Precision::Bf16;
+    let (clustered, wgmma) =
+        ((bf16 && has_clusters(architecture)).then_some(&CLUSTERED), (bf16 && has_wgmma(architecture)).then_some(&WGMMA));
+    PROGRAMS.iter().chain(clustered).chain(wgmma).collect()
 }
 
 /// Every program.
 fn all() -> impl Iterator<Item = &'static Program> {
-    PROGRAMS.iter().chain([&CLUSTERED]).chain(&ATTENTION)
+    PROGRAMS.iter().chain([&CLUSTERED, &WGMMA]).chain(&ATTENTION)
 }
 
 /// Digest of every source and of how it is compiled; part of the device class.
@@ -202,7 +210,11 @@ impl Kernels {
         let programs = programs(&kernels.compiler.architecture, precision);
         let cubins = kernels.compiler.cubins(&programs, &[precision_define(precision)])?;
         for (program, cubin) in programs.into_iter().zip(cubins) {
-            let shared = if program.name == CLUSTERED.name { CLUSTER_BYTES } else { 0 };
+            let shared = match program.name {
+                name if name == CLUSTERED.name => CLUSTER_BYTES,
+                name if name == WGMMA.name => PRODUCT_BYTES,
+                _ => 0,
+            };
             let loaded = kernels.load(program, &cubin, shared)?;
             kernels.by_name.extend(loaded);
         }

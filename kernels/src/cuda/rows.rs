@@ -233,23 +233,28 @@ pub(super) fn swiglu(
     let width = width("gate", gate, layout);
     assert!(up.len == gate.len && out.len == gate.len, "gate, up and out are not of one size");
     assert!(up.pitch(width) == gate.pitch(width), "gate and up are not of one kind");
-    let arguments = Swiglu {
-        dy: 0,
-        gate: device.read_rows("gate", gate, Use::Activation),
-        up: device.read_rows("up", up, Use::Activation),
-        out: device.read("out", out, Use::Activation),
-        dgate: 0,
-        dup: 0,
-        positions: device.tables(layout)?.positions,
-        width: width as u32,
-        pitch: gate.pitch(width) as u32,
-        grad_pitch: 0,
-        zero: 0,
-    };
+    let (gate_at, up_at) = (device.read_rows("gate", gate, Use::Activation), device.read_rows("up", up, Use::Activation));
+    let (to, positions) = (device.read("out", out, Use::Activation), device.tables(layout)?.positions);
+    let access = Access { reads: &[gate_at, up_at], writes: &[to] };
+    // SAFETY: sizes were checked; out is the only buffer written.
+    unsafe { launch_swiglu(device, [gate_at, up_at, to, positions], (layout.rows(), width, gate.pitch(width)), access) }
+}
+
+/// SwiGLU of rows so wide, whose gate and up have a pitch.
+///
+/// # Safety
+/// As `CudaDevice::launch`; gate, up, out and positions have as many rows.
+pub(super) unsafe fn launch_swiglu(
+    device: &mut CudaDevice,
+    [gate, up, out, positions]: [Address; 4],
+    (rows, width, pitch): (usize, usize, usize),
+    access: Access<'_>,
+) -> Result<(), DeviceError> {
     let ((threads, parts), kernel) = (columns(width), device.kernels.get("swiglu"));
-    let access = Access { reads: &[arguments.gate, arguments.up], writes: &[arguments.out] };
-    // SAFETY: `Swiglu` is swiglu.cu's struct; blocks cover rows x columns; sizes were checked; out is the only buffer written.
-    unsafe { device.launch(kernel, [layout.rows(), parts, 1], threads, 0, &arguments, access) }
+    let (width, pitch) = (width as u32, pitch as u32);
+    let arguments = Swiglu { dy: 0, gate, up, out, dgate: 0, dup: 0, positions, width, pitch, grad_pitch: 0, zero: 0 };
+    // SAFETY: `Swiglu` is swiglu.cu's struct; blocks cover rows x columns; the rest is the caller's.
+    unsafe { device.launch(kernel, [rows, parts, 1], threads, 0, &arguments, access) }
 }
 
 pub(super) fn swiglu_backward(

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::device::{CudaDevice, CudaWeight, Element, matrix_shape};
+use super::device::{CudaDevice, CudaWeight, Element};
 use super::memory::Block;
 use super::{linear, support};
 use crate::{DeviceError, Source, Use};
@@ -14,6 +14,15 @@ fn shape<'a>(source: &Source<'a>) -> &'a [usize] {
     match source {
         Source::Stored(tensor) => tensor.shape(),
         Source::Random { shape, .. } => shape,
+    }
+}
+
+/// Rows and columns of a weight; a vector is one row.
+fn matrix_shape(shape: &[usize]) -> Result<(usize, usize), DeviceError> {
+    match *shape {
+        [len] => Ok((1, len)),
+        [rows, columns] => Ok((rows, columns)),
+        _ => Err(DeviceError::Unsupported(format!("a weight of shape {shape:?}; a matrix or a vector was expected"))),
     }
 }
 

@@ -215,7 +215,20 @@ pub(super) fn swiglu<D: Device>(run: &mut Run<'_, D>) -> Done {
             run.read_rows(&out, width)?;
         }
     }
+    swiglu_of_product(run)?;
     swiglu_of_adapters(run)
+}
+
+/// Gate and up as one product, of which SwiGLU alone is read.
+fn swiglu_of_product<D: Device>(run: &mut Run<'_, D>) -> Done {
+    let (inputs, rows) = (run.sizes.width(), &run.scene.rows);
+    let width = (inputs + 3).next_multiple_of(8);
+    let (gate, up) = (run.tensor(&[width, inputs], 1, 0.25)?, run.tensor(&[width, inputs], 2, 0.25)?);
+    let weights = run.device.load_together(&[Source::Stored(&gate), Source::Stored(&up)])?;
+    let (x, mut out) = (run.activations(inputs, 3)?, run.activations(width, 4)?);
+    let mut between = run.device.alloc_together(Use::Activation, rows.rows(), &[width, width])?;
+    run.device.linear_swiglu(rows, &x, [&weights[0], &weights[1]], &mut between, &mut out)?;
+    run.read_rows(&out, width)
 }
 
 /// Gate and up carry adapters, and so does what reads their product; the neighbours before carry none, those after carry NaN on gate and down.

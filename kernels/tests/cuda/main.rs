@@ -11,6 +11,7 @@
 mod beside;
 mod compile;
 mod exact;
+mod gate_up;
 mod memory;
 mod twins;
 

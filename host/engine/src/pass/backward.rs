@@ -52,7 +52,7 @@ impl<D: Device> Pass<'_, '_, D> {
                 None => break,
                 Some(LayerTape::Whole(attention, mlp)) => (attention, mlp),
                 Some(LayerTape::Input(input)) => {
-                    let (_, attention, mlp) = self.layer(layer, &input)?;
+                    let (_, attention, mlp) = self.layer(layer, &input, true)?;
                     (attention, mlp)
                 }
             };
@@ -74,7 +74,7 @@ impl<D: Device> Pass<'_, '_, D> {
         let (level, _) = map.level(2 * layer + 1);
         let view = level.view(layer + 1 == trunk.layers.len());
         let [inner_gate, inner_up, inner_down] = &tape.inner;
-        let [gate, up] = &*tape.gate_up else { return Err(no_layer(layer)) };
+        let Some([gate, up]) = tape.gate_up.as_deref() else { return Err(no_layer(layer)) };
 
         let stage = Stage::of(layer, Module::DownProj);
         if map.at(stage, level, view).is_none() {

@@ -26,7 +26,7 @@ impl<D: Device> Pass<'_, '_, D> {
         let mut tapes = Vec::new();
         for (layer, keep) in keep.iter().enumerate().skip(map.first_half() / 2) {
             let input = Rc::new(self.join(2 * layer, residual)?);
-            let (out, attention, mlp) = self.layer(layer, &input)?;
+            let (out, attention, mlp) = self.layer(layer, &input, matches!(keep, Keep::Whole { .. }))?;
             match keep {
                 Keep::Nothing => {}
                 Keep::Input => tapes.push(LayerTape::Input(input)),
@@ -38,8 +38,8 @@ impl<D: Device> Pass<'_, '_, D> {
     }
 
     /// A layer on what [`Pass::join`] made of the residual stream: the stream after it, and the tapes of its halves. There is none of the
-    /// attention where all rows come in above it.
-    pub(super) fn layer(&mut self, layer: usize, input: &Rc<Buffer<D>>) -> Result<Layer<D>, DeviceError> {
+    /// attention where all rows come in above it, and less in that of the MLP where it is not to be kept.
+    pub(super) fn layer(&mut self, layer: usize, input: &Rc<Buffer<D>>, is_kept: bool) -> Result<Layer<D>, DeviceError> {
         let (middle, attention) = if 2 * layer < self.map.first_half() {
             let none = &self.map.level(2 * layer).0.all.rows;
             (self.activation(none, self.trunk.config.hidden_size)?, None)
@@ -48,7 +48,7 @@ impl<D: Device> Pass<'_, '_, D> {
             (middle, Some(Box::new(tape)))
         };
         let middle = self.join(2 * layer + 1, middle)?;
-        let (out, mlp) = self.mlp(layer, &Rc::new(middle))?;
+        let (out, mlp) = self.mlp(layer, &Rc::new(middle), is_kept)?;
         Ok((out, attention, Box::new(mlp)))
     }
 
@@ -113,7 +113,7 @@ impl<D: Device> Pass<'_, '_, D> {
     }
 
     /// The MLP half of a layer: the residual stream after it, and its tape.
-    fn mlp(&mut self, layer: usize, input: &Rc<Buffer<D>>) -> Result<(Buffer<D>, MlpTape<D>), DeviceError> {
+    fn mlp(&mut self, layer: usize, input: &Rc<Buffer<D>>, is_kept: bool) -> Result<(Buffer<D>, MlpTape<D>), DeviceError> {
         let (trunk, map) = (self.trunk, self.map);
         let Some(weights) = trunk.layers.get(layer) else { return Err(no_layer(layer)) };
         let (hidden, width) = (trunk.config.hidden_size, trunk.config.intermediate_size);
@@ -122,12 +122,17 @@ impl<D: Device> Pass<'_, '_, D> {
 
         let base = below.unwrap_or(level).view(last);
         let x = self.norm(&base.rows, input, &weights.post_norm)?;
-        let gate_up = self.linear_together(base, &x, layer, &[Module::GateProj, Module::UpProj])?;
+        let names = [Module::GateProj, Module::UpProj];
+        let plain = below.is_none() && !is_kept && names.iter().all(|module| self.width(level, layer, *module).is_none());
+        if plain && weights.gate.bias.is_none() && weights.up.bias.is_none() {
+            return self.mlp_in_one(layer, level, base, &x, input);
+        }
+        let gate_up = self.linear_together(base, &x, layer, &names)?;
         let view = level.view(last);
         let (residual, x, mut gate_up) = match below {
             None => (input.clone(), x, gate_up),
             Some(_) => {
-                let mut fanned_out = self.together(&view.rows, &[Module::GateProj, Module::UpProj])?;
+                let mut fanned_out = self.together(&view.rows, &names)?;
                 for (from, to) in gate_up.iter().zip(fanned_out.iter_mut()) {
                     self.device.gather(&view.rows, view.origin(), width, from, to)?;
                 }
@@ -139,10 +144,43 @@ impl<D: Device> Pass<'_, '_, D> {
         let mut product = self.activation(&view.rows, width)?;
         let [inner_gate, inner_up] = self.lora_swiglu(level, view, layer, &x, [gate, up], &mut product)?;
         let x = (inner_gate.is_some() || inner_up.is_some()).then_some(x);
-        let mut next = self.linear_onto(view, &product, layer, Module::DownProj, &residual)?;
-        let [inner_down] = self.lora(level, view, layer, &product, [(Module::DownProj, &mut *next)])?;
+        let (next, inner_down) = self.down(layer, level, view, &product, &residual)?;
         let product = inner_down.is_some().then_some(product);
-        Ok((next, MlpTape { residual, x, product, gate_up, inner: [inner_gate, inner_up, inner_down] }))
+        Ok((next, MlpTape { residual, x, product, gate_up: Some(gate_up), inner: [inner_gate, inner_up, inner_down] }))
+    }
+
+    /// The MLP half on x, the norm of its input, where nobody carries gate and up and no backward pass reads them.
+    fn mlp_in_one(
+        &mut self,
+        layer: usize,
+        level: &Level,
+        view: &View,
+        x: &D::Buffer,
+        input: &Rc<Buffer<D>>,
+    ) -> Result<(Buffer<D>, MlpTape<D>), DeviceError> {
+        let trunk = self.trunk;
+        let Some(weights) = trunk.layers.get(layer) else { return Err(no_layer(layer)) };
+        let mut product = self.activation(&view.rows, trunk.config.intermediate_size)?;
+        let mut between = self.together(&view.rows, &[Module::GateProj, Module::UpProj])?;
+        let gate_up = [&weights.gate.weight, &weights.up.weight];
+        self.device.linear_swiglu(&view.rows, x, gate_up, &mut between, &mut product)?;
+        drop(between);
+        let (next, inner_down) = self.down(layer, level, view, &product, input)?;
+        Ok((next, MlpTape { residual: input.clone(), x: None, product: None, gate_up: None, inner: [None, None, inner_down] }))
+    }
+
+    /// Down with its adapters, on top of the residual stream.
+    fn down(
+        &mut self,
+        layer: usize,
+        level: &Level,
+        view: &View,
+        product: &D::Buffer,
+        residual: &D::Buffer,
+    ) -> Result<(Buffer<D>, Inner<D>), DeviceError> {
+        let mut next = self.linear_onto(view, product, layer, Module::DownProj, residual)?;
+        let [inner] = self.lora(level, view, layer, product, [(Module::DownProj, &mut *next)])?;
+        Ok((next, inner))
     }
 
     /// Final norm, head and loss on the labelled rows: the loss of each, and where a member trains the gradient of the residual stream.

@@ -132,7 +132,8 @@ struct MlpTape<D: Device> {
     /// Its norm, which gate and up read, and what down read. Absent where nobody carries them.
     x: Option<Buffer<D>>,
     product: Option<Buffer<D>>,
-    gate_up: Together<D>,
+    /// What gate and up wrote, their adapters' parts among it. Absent where no backward pass reads it.
+    gate_up: Option<Together<D>>,
     inner: [Inner<D>; 3],
 }
 
