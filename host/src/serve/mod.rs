@@ -66,7 +66,6 @@ pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &
     gauges::describe();
     floor::describe();
     ready_made::register(&app, surroundings.paths, &settings.components)?;
-    writeln!(out, "listening on {}", bound.url()).and_then(|()| out.flush()).context("writing to standard output")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.spawn(housekeeping::keep(app.clone()));
     runtime.spawn(housekeeping::watch_bars(app.clone()));
@@ -75,6 +74,8 @@ pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &
         let _on = floor_threads.enter();
         Floor::of_service((store, state, data_dir), surroundings, &settings.floor, settings.sandbox)?
     };
+    // Scripts wait for this line: all that could still refuse has been opened.
+    writeln!(out, "listening on {}", bound.url()).and_then(|()| out.flush()).context("writing to standard output")?;
     runtime.block_on(async {
         let answered = listen::answer(app, bound).await;
         if let Some(floor) = floor {
