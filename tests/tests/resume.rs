@@ -132,7 +132,10 @@ fn what_a_second_interrupt_cut_off_goes_on_as_if_nobody_had_asked_it_to_stop() {
     let said = run(&host, "out", &[job, &["--resume"]].concat());
     assert!(!said.contains("asked to stop"), "{said}");
     let line = said.lines().find(|line| line.contains("went on where it was cut off")).unwrap();
-    assert!(line.contains(" 18 steps done again"), "21 calls are held against what comes now: {line}");
+    // The first three of the 21 calls are no steps; where a snapshot had been made by then, some of them are answered and not made again.
+    let number = |after: &str| line.split(after).nth(1).unwrap().trim_start().split(' ').next().unwrap().parse::<u64>().unwrap();
+    let (answered, steps) = (number("cut off:"), number("journal,"));
+    assert_eq!(steps, 21_u64.saturating_sub(answered.max(3)), "21 calls are held against what comes now: {line}");
     assert_same(&contents(&host.path("whole"), &DIFFERS), &contents(&host.path("out"), &DIFFERS), "cut off");
     assert_same(&part, &contents(&host.path(".out.killed-2"), &[]), "set aside");
     assert_eq!(std::fs::read_to_string(host.path(".out.killed/other")).unwrap(), "x");
@@ -280,7 +283,9 @@ fn a_run_killed_between_its_receipts_and_its_place_has_each_in_the_ledger_once()
     let all = receipts(&host);
     assert!(all.starts_with(&sealed));
     let jobs: std::collections::BTreeSet<&String> = all.iter().map(|(job, _)| job).collect();
-    assert_eq!((jobs.len(), all.len() % rates.len()), (all.len(), 0), "one line of each: {all:?}");
+    // Of the runs that were in their place too early all.
+    let runs = usize::from(out.as_bytes()[0] - b'a') + 1;
+    assert_eq!((jobs.len(), all.len()), (runs * rates.len(), runs * rates.len()), "one line of each: {all:?}");
     for rate in &rates {
         let member = host.path(out).join(format!("learning_rate={rate}"));
         host.ok(["audit", "verify", member.to_str().unwrap()]);
