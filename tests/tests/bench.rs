@@ -109,6 +109,12 @@ fn reports_are_compared_and_a_slower_one_is_named() {
     let refused = host.refused(2, ["bench", "compare", a, b]);
     assert!(refused.contains("slower by more than 5 %: fused"), "{refused}");
     host.ok(["bench", "compare", b, a]);
+    // Work that was measured twice: the first is held against the first, the second against the second.
+    let twice = host.path("twice");
+    host.ok(["bench", "merge", a, b, "--out", twice.to_str().unwrap()]);
+    let twice = twice.join("report.json");
+    let told = host.ok(["bench", "compare", twice.to_str().unwrap(), twice.to_str().unwrap()]);
+    assert_eq!(told.matches("+0.0 %").count(), 4, "{told}");
     slower["work"]["jobs"] = 3.into();
     write(std::path::Path::new(b), &slower);
     assert!(host.refused(2, ["bench", "compare", a, b]).contains("other work"));
@@ -178,5 +184,5 @@ fn several_measurements_become_one_report_with_a_table_for_each_question() {
     assert!(refused.contains("another report given here holds too"), "{refused}");
     // Only work that both have is compared.
     let told = host.ok(["bench".into(), "compare".into(), path("a"), path("all"), "--tolerance".into(), "99".into()]);
-    assert!(told.lines().count() == 2, "{told}");
+    assert!(told.lines().count() == 3 && told.starts_with("2 members"), "{told}");
 }

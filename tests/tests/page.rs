@@ -60,6 +60,9 @@ fn the_page_shows_a_sweep_as_it_trains_and_obeys_the_keyboard() {
     browser.press(keys::ENTER);
     let said = browser.wait("return document.getElementById('said').textContent", |said| said.as_str().unwrap().contains("signature"));
     assert!(said.as_str().unwrap().contains("6 of 6 files are those that were signed"), "{said}");
+    // Where whoever pressed the button looks, however far down the page that was.
+    let seen = "const at = document.getElementById('said').getBoundingClientRect(); return at.top >= 0 && at.bottom <= innerHeight";
+    browser.wait(seen, |seen| *seen == true);
     go_to(&browser, "adapter");
     let name = "return window.saved = [], HTMLAnchorElement.prototype.click = function () { saved.push(this.download); }, 0";
     browser.run(name).as_u64().unwrap();

@@ -132,7 +132,10 @@ fn what_a_second_interrupt_cut_off_goes_on_as_if_nobody_had_asked_it_to_stop() {
     let said = run(&host, "out", &[job, &["--resume"]].concat());
     assert!(!said.contains("asked to stop"), "{said}");
     let line = said.lines().find(|line| line.contains("went on where it was cut off")).unwrap();
-    assert!(line.contains(" 18 steps done again"), "21 calls are held against what comes now: {line}");
+    // The first three of the 21 calls are no steps; where a snapshot had been made by then, some of them are answered and not made again.
+    let number = |after: &str| line.split(after).nth(1).unwrap().trim_start().split(' ').next().unwrap().parse::<u64>().unwrap();
+    let (answered, steps) = (number("cut off:"), number("journal,"));
+    assert_eq!(steps, 21_u64.saturating_sub(answered.max(3)), "21 calls are held against what comes now: {line}");
     assert_same(&contents(&host.path("whole"), &DIFFERS), &contents(&host.path("out"), &DIFFERS), "cut off");
     assert_same(&part, &contents(&host.path(".out.killed-2"), &[]), "set aside");
     assert_eq!(std::fs::read_to_string(host.path(".out.killed/other")).unwrap(), "x");
@@ -170,7 +173,8 @@ fn what_is_not_as_it_was_is_named() {
     changed("llama", "qwen", "model was");
     let place = host.path(".out.journal/run.json");
     let kept = std::fs::read_to_string(&place).unwrap();
-    std::fs::write(&place, kept.replacen(env!("CARGO_PKG_VERSION"), "0.0.1", 1)).unwrap();
+    // Another version's may lack what this one needs.
+    std::fs::write(&place, kept.replacen(env!("CARGO_PKG_VERSION"), "0.0.1", 1).replacen(r#""account""#, r#""other""#, 1)).unwrap();
     refused(&[], "the version of nodus-host was \"0.0.1");
     std::fs::write(&place, &kept).unwrap();
     let replies = host.path(".out.journal/journals/0/replies");
@@ -236,6 +240,20 @@ fn a_run_that_begins_anew_keeps_the_journal_of_the_interrupted_one() {
     assert!(!host.path(".out.journal").exists());
 }
 
+/// The same, where it had sealed receipts: nobody goes on with it, and they are settled.
+#[test]
+fn a_run_that_begins_anew_settles_the_receipts_of_the_interrupted_one() {
+    let host = prepared();
+    let (_, sweep) = rates();
+    let job = ["--sweep", &sweep, "--set", "steps=2"];
+    let out = killed_between(&host, |out| command(&host, out, &job).stderr(Stdio::null()).spawn().unwrap());
+    let unsettled = || std::fs::read_dir(host.path("data/sealed")).unwrap().count();
+    assert!(unsettled() > 0);
+    run(&host, out, &["--set", "steps=2"]);
+    assert_eq!(unsettled(), 0);
+    assert!(host.path(&format!(".{out}.journal.killed")).exists());
+}
+
 /// Receipts of the ledger: each job's, in order.
 fn receipts(of: &Host) -> Vec<(String, String)> {
     let ledger = std::fs::read_to_string(of.path("data/ledger.jsonl")).unwrap_or_default();
@@ -280,7 +298,9 @@ fn a_run_killed_between_its_receipts_and_its_place_has_each_in_the_ledger_once()
     let all = receipts(&host);
     assert!(all.starts_with(&sealed));
     let jobs: std::collections::BTreeSet<&String> = all.iter().map(|(job, _)| job).collect();
-    assert_eq!((jobs.len(), all.len() % rates.len()), (all.len(), 0), "one line of each: {all:?}");
+    // Of the runs that were in their place too early all.
+    let runs = usize::from(out.as_bytes()[0] - b'a') + 1;
+    assert_eq!((jobs.len(), all.len()), (runs * rates.len(), runs * rates.len()), "one line of each: {all:?}");
     for rate in &rates {
         let member = host.path(out).join(format!("learning_rate={rate}"));
         host.ok(["audit", "verify", member.to_str().unwrap()]);
@@ -300,6 +320,9 @@ fn a_stopped_run_killed_after_its_receipts_has_others_of_what_it_comes_to() {
         child
     });
     let sealed = receipts(&host);
+    // As where the stop of the first could not be noted: its journal is gone, and it begins anew.
+    std::fs::remove_file(host.path(&format!(".{out}.journal/stop-0"))).unwrap();
+    std::fs::remove_dir_all(host.path(&format!(".{out}.journal/journals/0"))).unwrap();
     let said = run(&host, out, &[&job[..], &["--resume"]].concat());
     assert!(!said.contains("asked to stop"), "{said}");
     let all = receipts(&host);

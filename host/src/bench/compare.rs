@@ -18,13 +18,23 @@ pub(super) struct Change {
     pub(super) is_regression: bool,
 }
 
-/// Every arm that both have, of every measurement of B that A has too: of the same work, the same model, of the same variant.
+/// Every arm that both have, of every measurement of B that A has too: of the same work, the same model, of the same variant. Where a report has
+/// several of these, the first of B is held against the first of A, and so on; those of B that are more than A has, against A's last.
 ///
 /// # Errors
 /// The user's: the reports have no work in common, are of other devices, or have no arm in common.
 pub(super) fn compare(a: &Report, b: &Report, tolerance: f64) -> anyhow::Result<Vec<Change>> {
-    let pairs: Vec<(&Measurement, &Measurement)> =
-        b.measurements.iter().filter_map(|b| Some((a.measurements.iter().find(|a| is_same_work(a, b))?, b))).collect();
+    let pairs: Vec<(&Measurement, &Measurement)> = b
+        .measurements
+        .iter()
+        .enumerate()
+        .filter_map(|(index, one)| {
+            let before = b.measurements.iter().take(index).filter(|other| is_same_work(other, one)).count();
+            let (mut same, last) =
+                (a.measurements.iter().filter(|a| is_same_work(a, one)), a.measurements.iter().rfind(|a| is_same_work(a, one)));
+            Some((same.nth(before).or(last)?, one))
+        })
+        .collect();
     let titles = |report: &Report| report.measurements.iter().map(|one| one.setting.title.clone()).collect::<Vec<_>>().join("; ");
     if pairs.is_empty() {
         return Err(user(format!("the reports are of other work: A is of {}, B of {}", titles(a), titles(b))));
@@ -50,10 +60,15 @@ fn changes(a: &Measurement, b: &Measurement, tolerance: f64) -> impl Iterator<It
     })
 }
 
+/// Lines for people: of each work its title, then its arms.
+pub(super) fn lines(changes: &[Change]) -> Vec<String> {
+    let told = changes.chunk_by(|a, b| a.work == b.work);
+    told.flat_map(|of_one| of_one.first().map(|first| first.work.clone()).into_iter().chain(of_one.iter().map(Change::line))).collect()
+}
+
 impl Change {
-    /// A line for people.
-    pub(super) fn line(&self) -> String {
+    fn line(&self) -> String {
         let mark = if self.is_regression { "  REGRESSION" } else { "" };
-        format!("{:<24} {:>12.0} -> {:>12.0} units/s  {:+.1} %{mark}", self.arm, self.rates.0, self.rates.1, self.gain)
+        format!("  {:<24} {:>12.0} -> {:>12.0} units/s  {:+.1} %{mark}", self.arm, self.rates.0, self.rates.1, self.gain)
     }
 }

@@ -280,7 +280,7 @@ fn setting(work: &Work, args: &BenchArgs, model: &OpenModel, device: String) -> 
 /// The user's: a file is no report, or B is slower.
 fn compare(paths: Paths, (a, b): (&Path, &Path), tolerance: f64, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let changes = compare::compare(&files::read(paths, a)?, &files::read(paths, b)?, tolerance)?;
-    tell(&changes.iter().map(compare::Change::line).collect::<Vec<_>>(), out)?;
+    tell(&compare::lines(&changes), out)?;
     let slower: Vec<&str> = changes.iter().filter(|change| change.is_regression).map(|change| change.arm.as_str()).collect();
     if slower.is_empty() { Ok(Ending::Done) } else { Err(user(format!("slower by more than {tolerance} %: {}", slower.join(", ")))) }
 }

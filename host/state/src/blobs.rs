@@ -58,7 +58,7 @@ pub struct Kept {
     bytes: u64,
     pins: Pins,
     /// Until it is referred to, and counted as what its tenant keeps.
-    _share: Option<Share>,
+    share: Option<Share>,
 }
 
 impl Kept {
@@ -219,23 +219,27 @@ impl Staged<'_> {
         let digest = Digest::from_bytes(self.hash.clone().finalize().into());
         let failed = StateError::file("keeping a blob");
         self.file.sync_all().map_err(&failed)?;
-        let mut pins = lock(&self.blobs.pins);
+        // Pinned from here on, so that nobody waits for the lock while the disk works; dropped by an error, it is not any more.
+        *lock(&self.blobs.pins).entry(digest).or_default() += 1;
+        let mut kept = Kept { digest, bytes: self.bytes, pins: self.blobs.pins.clone(), share: None };
         let place = path(digest);
-        if !self.blobs.dir.is_file(&place) {
-            let folder = place.rsplit_once('/').map_or(BLOBS, |(folder, _)| folder);
-            let put = || -> io::Result<()> {
-                let dir = &self.blobs.dir;
+        let folder = place.rsplit_once('/').map_or(BLOBS, |(folder, _)| folder);
+        let put = || -> io::Result<()> {
+            let dir = &self.blobs.dir;
+            if !dir.is_file(&place) {
                 dir.create_dir_all(folder)?;
                 dir.rename(&self.name, dir, &place)?;
-                dir.open_dir(folder)?.open(".")?.sync_all()?;
-                dir.open_dir(BLOBS)?.open(".")?.sync_all()
-            };
-            put().map_err(&failed)?;
-        }
-        *pins.entry(digest).or_default() += 1;
-        let mut share = self.share.take().map(|(share, _)| share);
-        share.iter_mut().for_each(Share::stay);
-        Ok(Kept { digest, bytes: self.bytes, pins: self.blobs.pins.clone(), _share: share })
+            }
+            // Also where another has just put it there, and has not come so far.
+            dir.open_dir(folder)?.open(".")?.sync_all()?;
+            dir.open_dir(BLOBS)?.open(".")?.sync_all()
+        };
+        put().map_err(&failed)?;
+        kept.share = self.share.take().map(|(mut share, _)| {
+            share.stay();
+            share
+        });
+        Ok(kept)
     }
 }
 

@@ -60,6 +60,31 @@ fn what_a_killed_process_was_writing_goes_at_the_next_start() {
     assert!(!left.exists());
 }
 
+/// Several put the same content in place at once, again and again, while what nobody refers to is removed: whoever has it kept finds it there.
+#[test]
+fn what_is_kept_by_many_at_once_is_there_for_each_whatever_is_removed_meanwhile() {
+    let f = fixture();
+    let (folder, state) = (f.folder.path(), &f.state);
+    std::thread::scope(|scope| {
+        let keep = || {
+            for _ in 0..40 {
+                let mut staged = state.stage(100).unwrap();
+                staged.write_all(b"the same").unwrap();
+                let kept = staged.keep().unwrap();
+                let hex = kept.digest().hex();
+                let found = std::fs::read(folder.join("blobs").join(&hex[..2]).join(&hex)).unwrap();
+                assert_eq!(found, b"the same");
+            }
+        };
+        let keepers: Vec<_> = (0..4).map(|_| scope.spawn(keep)).collect();
+        while !keepers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+            state.gc().unwrap();
+        }
+    });
+    assert!(state.gc().unwrap().blobs <= 1);
+    assert_eq!(state.gc().unwrap(), nodus_state::Collected::default(), "nothing is pinned any more");
+}
+
 #[test]
 fn gc_removes_what_nobody_refers_to_and_never_what_is_about_to_be_referred_to() {
     let f = fixture();
