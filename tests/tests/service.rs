@@ -1,5 +1,6 @@
 //! The service from outside: a server on a free port, operators and tenants with the same binary.
 #![expect(clippy::disallowed_methods, reason = "tests work on real folders, as a user does")]
+#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use std::io::{Read as _, Write as _};
 use std::process::Command;
