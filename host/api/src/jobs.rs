@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-/// Declares a word that is one of a few, with its text.
+/// Declares a word that is one of a few, with its text; a `tt`, since utoipa does not see through a `literal`.
 macro_rules! words {
-    ($($(#[$doc:meta])+ $name:ident { $($(#[$variant_doc:meta])+ $variant:ident = $text:literal,)+ })+) => {$(
+    ($($(#[$doc:meta])+ $name:ident { $($(#[$variant_doc:meta])+ $variant:ident = $text:tt,)+ })+) => {$(
         $(#[$doc])+
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
         pub enum $name { $($(#[$variant_doc])+ #[serde(rename = $text)] $variant,)+ }

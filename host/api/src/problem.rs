@@ -5,9 +5,9 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Declares the codes with their HTTP status and title.
+/// Declares the codes with their HTTP status and title. The text is a `tt`: utoipa does not see through a `literal`.
 macro_rules! codes {
-    ($($(#[$doc:meta])+ $name:ident = $text:literal, $status:literal, $title:literal;)+) => {
+    ($($(#[$doc:meta])+ $name:ident = $text:tt, $status:literal, $title:literal;)+) => {
         /// What went wrong, for programs. A code keeps its meaning for good.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
         pub enum Code { $($(#[$doc])+ #[serde(rename = $text)] $name,)+ }

@@ -61,3 +61,21 @@ pub(super) fn openapi() -> Document {
 pub(super) fn text() -> serde_json::Result<String> {
     serde_json::to_string_pretty(&openapi()).map(|text| text + "\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use nodus_api::{Code, EventKind, How, JobState, Lane, Priority};
+    use serde_json::json;
+
+    #[test]
+    fn the_document_has_the_words_that_are_sent() {
+        let document = serde_json::to_value(super::openapi()).unwrap();
+        let documented = |name: &str| document["components"]["schemas"][name]["enum"].clone();
+        assert_eq!(documented("Code"), json!(Code::ALL));
+        assert_eq!(documented("JobState"), json!(JobState::ALL));
+        assert_eq!(documented("EventKind"), json!(EventKind::ALL));
+        assert_eq!(documented("Lane"), json!(Lane::ALL));
+        assert_eq!(documented("Priority"), json!(Priority::ALL));
+        assert_eq!(documented("How"), json!(How::ALL));
+    }
+}

@@ -131,7 +131,8 @@ async fn every_documented_route_is_there_and_needs_a_token_where_it_says_so() {
         let place = path.replace("{id}", "x").replace("{name}", "x").replace("{path}", "x").replace("{digest}", "x");
         let (status, body) = rig.call(method, &place, None, "{}").await;
         assert_eq!(status == StatusCode::UNAUTHORIZED, *needs_token, "{method} {path}: {status}");
-        assert!(!String::from_utf8_lossy(&body).contains(Code::UnknownRoute.as_str()), "{method} {path}");
+        let problem = serde_json::from_slice::<Problem>(&body);
+        assert!(problem.is_ok_and(|problem| problem.code != Code::UnknownRoute) || status.is_success(), "{method} {path}: {status}");
     }
     let others = ["GET", "PUT", "POST", "DELETE", "PATCH"];
     for (path, ..) in &operations {

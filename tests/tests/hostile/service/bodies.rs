@@ -57,7 +57,7 @@ fn n33_bodies_that_are_not_what_they_say_are_refused_and_leave_nothing() {
     let mut stream = begun(&server, &scene.a, ("PUT", "/v1/data/short"), "content-length: 14\r\n");
     stream.write_all(b"{\"text\": \"x\"}\n{\"text\": \"y\"}\n").unwrap();
     assert_eq!(answer(stream).map(|(status, ..)| status), Some(201));
-    // One that promises more than its tenant may keep is cut off where the bound is.
+    // One that promises more than any may be is refused by its own word, and is not read for long.
     let mut stream = begun(&server, &scene.a, data, "content-length: 1000000000000\r\n");
     let line = format!("{{\"text\": \"{}\"}}\n", "x".repeat(1 << 20));
     let reader = stream.try_clone().unwrap();
