@@ -24,10 +24,10 @@ enum Kill {
 }
 
 /// Numbers that look random, the same for the same seed (splitmix64).
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -37,7 +37,7 @@ impl Random {
 }
 
 /// What a job told: kind and body of every event, and its log.
-fn told(server: &Server<'_>, id: &str) -> (Vec<(Value, Value)>, String) {
+pub(crate) fn told(server: &Server<'_>, id: &str) -> (Vec<(Value, Value)>, String) {
     let events = server.ok(&["metrics", id, "--json"]);
     let event = |line: &str| {
         let event: Value = serde_json::from_str(line).unwrap();
