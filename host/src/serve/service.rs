@@ -37,6 +37,8 @@ pub(super) struct Offers {
     /// Their adapters merged into the operator's models.
     pub(super) merged: bool,
     pub(super) lanes: Vec<Lane>,
+    /// Jobs are taken, and none is started.
+    pub(super) holds: bool,
 }
 
 /// What all requests share.

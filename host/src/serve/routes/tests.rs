@@ -51,7 +51,7 @@ fn rig() -> Rig {
         state.into(),
         SandboxArgs::default(),
         numbers,
-        Offers { merged: false, lanes: vec![Lane::Fused, Lane::Solo] },
+        Offers { merged: false, lanes: vec![Lane::Fused, Lane::Solo], holds: true },
     )
     .unwrap();
     Rig { router: router(app.clone()), app, tokens, _folder: folder }
@@ -220,6 +220,7 @@ async fn a_sweep_is_planned_and_queued_and_a_key_makes_it_one() {
 async fn refusals_say_what_would_be_right() {
     let rig = rig();
     let token = Some(rig.tokens[0].as_str());
+    assert_eq!(rig.call("PUT", "/v1/data/text", token, "{\"text\": \"x\"}\n").await.0, StatusCode::CREATED);
     for (change, code, word) in [
         (json!({ "model": "mm" }), Code::JobRefused, "there are: m"),
         (json!({ "data": "row" }), Code::JobRefused, "row"),
@@ -235,6 +236,10 @@ async fn refusals_say_what_would_be_right() {
         (json!({ "lane": "mps" }), Code::NotOffered, "one of fused, solo"),
         (json!({ "hold_out": 1 }), Code::BadBody, "hold_out"),
         (json!({ "seed": -1 }), Code::BadBody, "seed"),
+        (json!({ "data": "txet" }), Code::JobRefused, "there are: rows, text"),
+        (json!({ "component": "sfx" }), Code::JobRefused, "there are: sft"),
+        (json!({ "data": "text" }), Code::JobRefused, "model `m` came without a tokenizer"),
+        (json!({ "held_out": { "data": "text" } }), Code::JobRefused, "data set `text` is text"),
     ] {
         let mut request: Value = serde_json::from_str(&submission()).unwrap();
         for (key, value) in change.as_object().unwrap() {
@@ -244,6 +249,12 @@ async fn refusals_say_what_would_be_right() {
         let detail = problem.detail.unwrap_or_default();
         assert!(problem.code == code && (detail.contains(word) || code == Code::BadBody), "{change}: {:?} {detail}", problem.code);
     }
+    for (body, said) in [("{\"model\" 1}", "expected JSON: what is at line 1, column 10 is none"), ("{}", "missing field `component`")] {
+        let detail = rig.problem("POST", "/v1/jobs", token, body).await.detail.unwrap();
+        assert!(detail.starts_with(said), "{detail}");
+    }
+    let detail = rig.problem("GET", "/v1/jobs?state=runing", token, "").await.detail.unwrap();
+    assert!(detail.starts_with("query: state: unknown variant `runing`, expected one of `queued`"), "{detail}");
     for (path, code) in [
         ("/v1/jobs?limit=0", Code::BadParameter),
         ("/v1/jobs?state=done", Code::BadParameter),
