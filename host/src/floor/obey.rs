@@ -16,6 +16,7 @@ use super::board::{Board, Run, Wish};
 use super::engines::{self, Stage};
 use super::scene::View;
 use super::settle;
+use super::settler::Settler;
 use crate::run::conclude::REFUSED;
 
 /// Obeys a plan that was made for this view.
@@ -34,7 +35,14 @@ pub(super) async fn obey(shared: &Arc<Shared>, plan: &Plan, view: View) -> anyho
     shared.numbers.queue(waits.chain(aside));
     let to_stop = std::mem::take(&mut shared.board().to_stop);
     let teller = shared.clone();
-    let tell = move || tell(&teller, &reasons, &view.hopeless, &to_stop);
+    let tell = move || {
+        let told = tell(&teller, &reasons, &view.hopeless, &to_stop);
+        if told.is_err() {
+            // They are told once that can be written.
+            teller.board().said.clear();
+        }
+        told
+    };
     tokio::task::spawn_blocking(tell).await.context("telling owners")?
 }
 
@@ -113,8 +121,7 @@ fn reasons(board: &mut Board, plan: &Plan, view: &View) -> Vec<(JobId, String)> 
 }
 
 /// Writes to the state what follows from it. Blocks.
-fn tell(shared: &Shared, reasons: &[(JobId, String)], hopeless: &[(JobId, String)], to_stop: &[JobId]) -> anyhow::Result<()> {
-    shared.state.say_why(reasons).context("saying why jobs wait")?;
+fn tell(shared: &Arc<Shared>, reasons: &[(JobId, String)], hopeless: &[(JobId, String)], to_stop: &[JobId]) -> anyhow::Result<()> {
     for job in to_stop {
         let Ok(Some(stop)) = shared.state.stop_of(*job) else { continue };
         let wish = match stop {
@@ -127,8 +134,14 @@ fn tell(shared: &Shared, reasons: &[(JobId, String)], hopeless: &[(JobId, String
         // Its owner may have been quicker and cancelled it.
         let Ok(claims) = shared.state.claim(&[*job], "nowhere") else { continue };
         for claim in claims {
-            settle::end(shared, claim, (Outcome::Failed, why, REFUSED), 0).context("ending a job that cannot run")?;
+            let (settler, why) = (Settler::new(shared.clone(), claim), why.clone());
+            // Not waited for: the disk may take no writes for long.
+            tokio::task::spawn_blocking(move || {
+                if let Err(error) = settle::end(&settler, (Outcome::Failed, &why, REFUSED), 0) {
+                    tracing::error!(job = %settler.claim.job, "a job that cannot run could not be ended: {error:#}");
+                }
+            });
         }
     }
-    Ok(())
+    shared.state.say_why(reasons).context("saying why jobs wait")
 }

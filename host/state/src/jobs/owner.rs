@@ -110,12 +110,12 @@ impl State {
     /// # Errors
     /// The tenant has no such job.
     pub fn job(&self, of: TenantId, id: JobId) -> Result<Job> {
-        self.database.read(|view| {
+        let found = self.database.read(|view| {
             let select =
                 format!("SELECT {COLUMNS} FROM jobs JOIN cohorts ON cohort = cohorts.number WHERE jobs.id = ? AND jobs.tenant = ?");
-            let found = view.prepare_cached(&select)?.query_row((id, of), from_row).optional()?;
-            found.ok_or(StateError::NotFound("job"))
-        })
+            Ok(view.prepare_cached(&select)?.query_row((id, of), from_row).optional()?)
+        })?;
+        self.excused(found.into_iter().collect()).pop().ok_or(StateError::NotFound("job"))
     }
 
     /// A tenant's jobs, the newest first.
@@ -123,7 +123,7 @@ impl State {
     /// # Errors
     /// `before` is no job of the tenant's.
     pub fn jobs(&self, of: TenantId, filter: &Filter, count_max: usize) -> Result<Vec<Job>> {
-        self.database.read(|view| {
+        let found = self.database.read(|view| {
             let before = filter.before.map(|id| job(view, id, Some(of)).map(|held| held.number)).transpose()?;
             let select = format!(
                 "SELECT {COLUMNS} FROM jobs JOIN cohorts ON cohort = cohorts.number
@@ -132,8 +132,9 @@ impl State {
             );
             let mut statement = view.prepare_cached(&select)?;
             let rows = statement.query_map(params![of, filter.state, filter.cohort, filter.model, before, count_max as u64], from_row)?;
-            Ok(rows.collect::<rusqlite::Result<_>>()?)
-        })
+            Ok(rows.collect::<rusqlite::Result<Vec<_>>>()?)
+        })?;
+        Ok(self.excused(found))
     }
 
     /// The members of a tenant's cohort, in order.
@@ -148,7 +149,7 @@ impl State {
             let mut statement = view.prepare_cached(&select)?;
             Ok(statement.query_map((cohort, of), from_row)?.collect::<rusqlite::Result<Vec<_>>>()?)
         })?;
-        if members.is_empty() { Err(StateError::NotFound("cohort")) } else { Ok(members) }
+        if members.is_empty() { Err(StateError::NotFound("cohort")) } else { Ok(self.excused(members)) }
     }
 
     /// Asks a job to stop. One that was never started is cancelled at once; one that ended is left as it is.
