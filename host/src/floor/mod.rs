@@ -104,8 +104,7 @@ impl Shared {
     /// Puts jobs that ran when the service ended back into the queue, and forgets receipts whose jobs have them.
     fn recover(&self) -> anyhow::Result<()> {
         for running in self.state.running().context("reading the jobs that ran")? {
-            let claim = Claim { job: running.job, attempt: running.attempt };
-            settle::requeue(self, claim, ("restart", "the service was started again"))?;
+            settle::take_up(self, Claim { job: running.job, attempt: running.attempt })?;
         }
         let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
         for job in books.unsettled()? {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use cap_std::fs::Dir;
 use nodus_schedule::Lane;
-use nodus_state::{Claim, Finish, JobState, Kept as Blob, Outcome, StateError, Work};
+use nodus_state::{Claim, Finish, Kept as Blob, Outcome, StateError, Work};
 
 use super::Shared;
 use super::board::Backoff;
@@ -190,28 +190,46 @@ fn again(shared: &Shared, claim: Claim, (why, last): (&str, Outcome), is_further
 }
 
 /// Puts a job back into the queue. One that is to be cut off ends there.
-pub(super) fn requeue(shared: &Shared, claim: Claim, (why, reason): (&'static str, &str)) -> anyhow::Result<()> {
+pub(super) fn requeue(shared: &Shared, claim: Claim, why: (&'static str, &str)) -> anyhow::Result<()> {
+    put_back(shared, claim, why, claim.attempt > 1)
+}
+
+/// The same of a job that ran when the service ended. It may have come to its end then, and the ledger have its line.
+pub(super) fn take_up(shared: &Shared, claim: Claim) -> anyhow::Result<()> {
+    put_back(shared, claim, ("restart", "the service was started again"), true)
+}
+
+fn put_back(shared: &Shared, claim: Claim, (why, reason): (&'static str, &str), may_have_ended: bool) -> anyhow::Result<()> {
     numbers::again(why);
-    let is_cut_off = Cell::new(false);
-    persist(|| shared.state.requeue(&claim, reason).map(|state| is_cut_off.set(state == JobState::Cancelled)))?;
-    if is_cut_off.get() { fail(shared, claim, CANCELLED) } else { Ok(()) }
+    let waits = Cell::new(true);
+    persist(|| shared.state.requeue(&claim, reason).map(|is_waiting| waits.set(is_waiting)))?;
+    if waits.get() {
+        return Ok(());
+    }
+    fail(shared, claim, CANCELLED, may_have_ended)?;
+    finish_job(
+        shared,
+        claim,
+        &Finish { outcome: Outcome::Cancelled, message: None, receipt: None, artifacts: &[], events: &[], device_ms: 0 },
+    )
 }
 
 /// Ends a job without a result; `code` is the ledger's word for why.
 pub(super) fn end(shared: &Shared, claim: Claim, (outcome, message, code): (Outcome, &str, &str), device_ms: u64) -> anyhow::Result<()> {
-    fail(shared, claim, code)?;
+    fail(shared, claim, code, claim.attempt > 1)?;
     finish_job(shared, claim, &Finish { outcome, message: Some(message), receipt: None, artifacts: &[], events: &[], device_ms })
 }
 
-/// Enters that a job ended without a receipt.
-fn fail(shared: &Shared, claim: Claim, code: &str) -> anyhow::Result<()> {
+/// Enters that a job ended without a receipt, before it has its end: a crash between the two does both again, and enters it once.
+fn fail(shared: &Shared, claim: Claim, code: &str, may_have_ended: bool) -> anyhow::Result<()> {
     let tenant = shared.state.work(claim.job).context("reading the job")?.tenant_name;
-    shared.books.lock().unwrap_or_else(PoisonError::into_inner).fail(&account(claim, tenant), code)
+    let account = Account { again: Again::Attempt(may_have_ended), ..account(claim, tenant) };
+    shared.books.lock().unwrap_or_else(PoisonError::into_inner).fail(&account, code)
 }
 
 /// As the ledger knows an attempt's job.
 fn account(claim: Claim, tenant: String) -> Account {
-    Account { job: claim.job.to_string(), tenant, again: Again::Attempt(claim.attempt) }
+    Account { job: claim.job.to_string(), tenant, again: Again::Attempt(claim.attempt > 1) }
 }
 
 /// The last transaction: the end and all that is kept; what was kept for another attempt goes. The ledger has its line by then: should the
