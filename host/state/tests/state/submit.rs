@@ -70,6 +70,13 @@ fn a_job_keeps_its_inputs_when_the_item_is_removed() {
     assert_eq!((work.tenant_name.as_str(), work.spec.seed, work.inputs.len()), ("a", u64::MAX, 2));
     for (role, file) in &work.inputs {
         let mut text = String::new();
+    let mut urgent = f.spec(a);
+    urgent.priority = Priority::High;
+    f.state.submit(a, None, &[urgent]).unwrap();
+    let page = f.state.jobs(a, &Filter::default(), 2).unwrap();
+    assert_eq!(page.iter().map(|job| job.ahead).collect::<Vec<_>>(), [Some(0), Some(2)], "of a page too, beyond it");
+    f.state.cancel(a, page[0].id, nodus_state::Stop::Cancel).unwrap();
+    assert_eq!(f.state.job(a, page[0].id).unwrap().ahead, None);
         std::io::Read::read_to_string(&mut f.state.open_file(file).unwrap(), &mut text).unwrap();
         assert_eq!(text, if *role == Role::Component { "component" } else { "rows" });
     }
