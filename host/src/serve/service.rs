@@ -24,6 +24,9 @@ use crate::store::Store;
 const UPLOADS_MAX: usize = 64;
 /// Uploads of one tenant at the same time.
 const UPLOADS_OF_ONE_MAX: usize = 8;
+/// Downloads at the same time, of all tenants (more wait) and of one: each has a thread, of which there are some hundreds.
+const DOWNLOADS_MAX: usize = 128;
+const DOWNLOADS_OF_ONE_MAX: usize = 16;
 /// Readings of the ledger at the same time, of all tenants and of one: each reads all of it.
 const LEDGERS_MAX: usize = 2;
 const LEDGERS_OF_ONE_MAX: usize = 1;
@@ -58,6 +61,8 @@ pub(crate) struct Service {
     pub(super) ledger_slots: Arc<Slots>,
     pub(super) checks: Semaphore,
     pub(super) telling: Semaphore,
+    pub(super) downloads: Arc<Semaphore>,
+    pub(super) download_slots: Arc<Slots>,
     pub(super) numbers: PrometheusHandle,
     pub(super) offers: Offers,
     /// What shut bearers out when it was looked at last.
@@ -111,6 +116,8 @@ impl App {
             checks: Semaphore::new(CHECKS_MAX),
             telling: Semaphore::new(TELLING_MAX),
             numbers,
+            downloads: Arc::new(Semaphore::new(DOWNLOADS_MAX)),
+            download_slots: Slots::new(DOWNLOADS_OF_ONE_MAX),
             offers,
             bars,
             closing: watch::Sender::new(false),

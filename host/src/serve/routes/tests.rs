@@ -22,6 +22,8 @@ use crate::random::{Recipe, Shape};
 use crate::serve::service::{App, Offers};
 use crate::store::Store;
 
+mod bounds;
+
 /// A service with two tenants, a model of random weights, a shared component and each tenant's data.
 struct Rig {
     _folder: tempfile::TempDir,
