@@ -9,6 +9,7 @@ mod body;
 mod config;
 mod config_file;
 mod document;
+mod door;
 mod download;
 mod failure;
 mod fsck;
