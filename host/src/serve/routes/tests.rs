@@ -53,7 +53,7 @@ fn rig() -> Rig {
         state.into(),
         SandboxArgs::default(),
         numbers,
-        Offers { merged: false, lanes: vec![Lane::Fused, Lane::Solo] },
+        Offers { merged: false, lanes: vec![Lane::Fused, Lane::Solo], limits: crate::limits::MAXIMA },
     )
     .unwrap();
     Rig { router: router(app.clone()), app, tokens, _folder: folder }
@@ -208,6 +208,9 @@ async fn a_sweep_is_planned_and_queued_and_a_key_makes_it_one() {
     let ((first, made), (second, again)) = (send().await, send().await);
     assert_eq!((first, second), (StatusCode::CREATED, StatusCode::OK), "{}", String::from_utf8_lossy(&made));
     assert_eq!(made, again);
+    let tenant = rig.app.state.tenant_named("a").unwrap().id;
+    rig.app.state.remove_item(Owner::Tenant(tenant), ItemKind::Data, &nodus_state::Reference::Name("rows".into())).unwrap();
+    assert_eq!(send().await, (StatusCode::OK, made.clone()), "also when its data set is gone");
     let submitted: Submitted = serde_json::from_slice(&made).unwrap();
     let names: Vec<&str> = submitted.jobs.iter().map(|job| job.name.as_str()).collect();
     assert_eq!(names, ["learning_rate=0.001", "learning_rate=0.0001"]);
@@ -234,6 +237,8 @@ async fn refusals_say_what_would_be_right() {
         (json!({ "sweep": [{ "key": "x", "values": [1, 1.0] }] }), Code::JobRefused, "twice"),
         (json!({ "parameters": { "x": "y".repeat(300_000) } }), Code::JobRefused, "parameter-bytes"),
         (json!({ "limits": { "device-bytes": 1_u64 << 40 } }), Code::QuotaExceeded, "device-bytes"),
+        (json!({ "limits": { "guest-memory-bytes": (256_u64 << 20) + 1 } }), Code::JobRefused, "at most 268435456: the service's operator"),
+        (json!({ "limits": { "activation-bytes": u64::MAX } }), Code::JobRefused, "activation-bytes"),
         (json!({ "lane": "mps" }), Code::NotOffered, "one of fused, solo"),
         (json!({ "hold_out": 1 }), Code::BadBody, "hold_out"),
         (json!({ "seed": -1 }), Code::BadBody, "seed"),

@@ -13,7 +13,7 @@ use crate::change::What;
 use crate::error::{Result, StateError};
 use crate::events::{push_state, state_body};
 use crate::ids::{CohortId, JobId, TenantId};
-use crate::items::{FileRef, file_refs};
+use crate::items::{FileRef, file_refs, forget_adapters};
 use crate::spec::JobSpec;
 use crate::state::State;
 use crate::words::{JobState, Role, Stop};
@@ -209,7 +209,12 @@ impl State {
             if !held.state.is_ended() {
                 return Err(StateError::WrongState { found: held.state, expected: "ended: cancel it first" });
             }
+            let starts = "SELECT EXISTS (SELECT 1 FROM inputs WHERE job = ? AND role = 'init_adapter')";
+            let starts_from_adapter = transaction.query_row(starts, [held.number], |row| row.get(0))?;
             transaction.execute("DELETE FROM jobs WHERE number = ?", [held.number])?;
+            if starts_from_adapter {
+                forget_adapters(transaction, of)?;
+            }
             let empty = "DELETE FROM cohorts WHERE number = ?1 AND NOT EXISTS (SELECT 1 FROM jobs WHERE cohort = ?1)";
             transaction.execute(empty, [held.cohort])?;
             changes.push(held.change(id, What::Deleted));
