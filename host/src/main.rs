@@ -23,7 +23,8 @@ const ERROR_CHARS_MAX: usize = 4000;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_env("NODUS_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    // What is wrong with a certificate is said by the verb that meets it.
+    let filter = EnvFilter::try_from_env("NODUS_LOG").unwrap_or_else(|_| EnvFilter::new("warn,rustls_platform_verifier=off"));
     let is_terminal = io::stderr().is_terminal();
     telemetry::begin(filter, is_terminal);
     let (paths, devices) = (Paths::new(cap_std::ambient_authority()), device_env());
@@ -64,7 +65,8 @@ fn service_env() -> ServiceEnv {
     let text = |name: &str| variable(name).map(|value| value.to_string_lossy().into_owned());
     let xdg = variable("XDG_CONFIG_HOME").filter(|dir| dir.is_absolute());
     let usual = || xdg.or_else(|| variable("HOME").map(|home| home.join(".config"))).map(|dir| dir.join("nodus/profile.toml"));
-    ServiceEnv { url: text("NODUS_URL"), token: text("NODUS_TOKEN"), profile: variable("NODUS_PROFILE").or_else(usual) }
+    let (url, token, ca) = (text("NODUS_URL"), text("NODUS_TOKEN"), variable("NODUS_CA"));
+    ServiceEnv { url, token, ca, profile: variable("NODUS_PROFILE").or_else(usual) }
 }
 
 /// `NODUS_DATA_DIR`, else the platform's usual place for a program's data (XDG base directories; Application Support on a Mac).

@@ -14,7 +14,7 @@ use crate::error::{there_are, user};
 use crate::name::Name;
 use crate::paths::Paths;
 use crate::serve::open_state;
-use crate::text::bytes;
+use crate::text::{bytes, count};
 
 /// Does what the command line says.
 ///
@@ -25,19 +25,32 @@ pub(crate) fn run(paths: Paths, data_dir: &Path, mode: &TenantMode, out: &mut dy
     let said = match mode {
         TenantMode::Add { name, quotas } => {
             let tenant = state.add_tenant(name.as_str(), with(Quota::DEFAULT, quotas)).map_err(|error| match error {
-                StateError::Taken(_) => user(format!("there is a tenant named `{name}` already: choose another name")),
+                StateError::Taken(_) => user(format!(
+                    "there is a tenant named `{name}` already: choose another name; `tenant rotate {name}` gives it a new token, `tenant enable {name}` \
+                     takes it back where it is disabled"
+                )),
                 error => error.into(),
             })?;
             vec![state.add_token(Some(tenant.id))?]
         }
         TenantMode::List { json } => list(&state, *json)?,
         TenantMode::Rotate { name, keep, .. } => {
-            let of = name.as_ref().map(|name| find(&state, name)).transpose()?.map(|tenant| tenant.id);
+            let tenant = name.as_ref().map(|name| find(&state, name)).transpose()?;
+            if let Some(Tenant { name, .. }) = tenant.as_ref().filter(|tenant| tenant.is_disabled) {
+                return Err(user(format!(
+                    "tenant `{name}` is disabled, and its tokens are refused: `nodus-host tenant enable {name}` first"
+                )));
+            }
+            let of = tenant.map(|tenant| tenant.id);
             vec![if *keep { state.add_token(of)? } else { state.rotate_tokens(of)? }]
         }
-        TenantMode::Disable { name, undo } => {
-            state.set_disabled(find(&state, name)?.id, !undo)?;
-            vec![format!("tenant `{name}` is {}", if *undo { "enabled" } else { "disabled" })]
+        TenantMode::Disable { name } => {
+            state.set_disabled(find(&state, name)?.id, true)?;
+            vec![format!("tenant `{name}` is disabled")]
+        }
+        TenantMode::Enable { name } => {
+            state.set_disabled(find(&state, name)?.id, false)?;
+            vec![format!("tenant `{name}` is enabled")]
         }
         TenantMode::Quota { name, quotas } => {
             let tenant = find(&state, name)?;
@@ -78,9 +91,10 @@ fn list(state: &State, as_json: bool) -> anyhow::Result<Vec<String>> {
             })
             .to_string()
         } else {
-            let state = if tenant.is_disabled { ", disabled" } else { "" };
+            let tokens = count(tokens as u64, "token");
+            let tokens = if tenant.is_disabled { format!("disabled ({tokens} refused)") } else { format!("{tokens} valid") };
             format!(
-                "{}  {} queued, {} running, {} stored, {:.1} device seconds, {tokens} valid tokens{state}",
+                "{}  {} queued, {} running, {} stored, {:.1} device seconds, {tokens}",
                 tenant.name,
                 usage.queued_jobs,
                 usage.running_jobs,

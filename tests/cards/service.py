@@ -188,7 +188,7 @@ def lanes(service, steps):
     tell(f"a client of card {last}'s daemon faults")
     disturbed(service, ids, last, lambda: output(sys.executable, "-c", FAULT, env=dict(os.environ, CUDA_MPS_PIPE_DIRECTORY=service.daemon(last)), timeout=60))
     tell("card 0's daemon is killed")
-    disturbed(service, ids, 0, lambda: [os.kill(pid, signal.SIGKILL) for pid in processes("nvidia-cuda-mps-control", "mps-0-")])
+    disturbed(service, ids, 0, lambda: [os.kill(pid, signal.SIGKILL) for pid in processes("nvidia-cuda-mps-control", str(service.folder / "data" / "mps-0-"))])
     service.end(ids)
     beside["n 1e-4"] = service.submit("n", 1e-4, "fused", steps)
     service.end([beside["n 1e-4"]])
@@ -199,13 +199,16 @@ def lanes(service, steps):
 
 def crowded(service, steps):
     ids = [service.submit("m", f"{n}e-5", "fused", steps) for n in range(1, 11)] + [service.submit("n", 1e-4, "mps", steps), service.submit("n", 2e-4, "fused", steps)]
-    time.sleep(6)
+    alone = ids[10]
+    service.at_work([alone])
     tell("twelve jobs within 9 GiB a card")
     service.show(ids)
-    engine = processes("nodus-host engine")[-1]
-    os.kill(engine, signal.SIGKILL)
+    # The one engine that knows of a daemon.
+    for engine in processes("nodus-host engine", str(service.folder)):
+        os.kill(engine, signal.SIGKILL)
     service.end(ids)
     jobs = service.jobs()
+    demand(jobs[alone]["attempts"] > 1, "the job whose engine was killed began again")
     tell(f"an engine was killed: {dict(collections.Counter(jobs[id]['state'] for id in ids))}, {sum(jobs[id]['attempts'] for id in ids)} attempts")
 
 

@@ -173,7 +173,8 @@ fn what_is_not_as_it_was_is_named() {
     changed("llama", "qwen", "model was");
     let place = host.path(".out.journal/run.json");
     let kept = std::fs::read_to_string(&place).unwrap();
-    std::fs::write(&place, kept.replacen(env!("CARGO_PKG_VERSION"), "0.0.1", 1)).unwrap();
+    // Another version's may lack what this one needs.
+    std::fs::write(&place, kept.replacen(env!("CARGO_PKG_VERSION"), "0.0.1", 1).replacen(r#""account""#, r#""other""#, 1)).unwrap();
     refused(&[], "the version of nodus-host was \"0.0.1");
     std::fs::write(&place, &kept).unwrap();
     let replies = host.path(".out.journal/journals/0/replies");
@@ -237,6 +238,20 @@ fn a_run_that_begins_anew_keeps_the_journal_of_the_interrupted_one() {
     assert!(said.contains(".out.journal.killed"), "{said}");
     assert_same(&journal, &contents(&host.path(".out.journal.killed"), &[]), "set aside");
     assert!(!host.path(".out.journal").exists());
+}
+
+/// The same, where it had sealed receipts: nobody goes on with it, and they are settled.
+#[test]
+fn a_run_that_begins_anew_settles_the_receipts_of_the_interrupted_one() {
+    let host = prepared();
+    let (_, sweep) = rates();
+    let job = ["--sweep", &sweep, "--set", "steps=2"];
+    let out = killed_between(&host, |out| command(&host, out, &job).stderr(Stdio::null()).spawn().unwrap());
+    let unsettled = || std::fs::read_dir(host.path("data/sealed")).unwrap().count();
+    assert!(unsettled() > 0);
+    run(&host, out, &["--set", "steps=2"]);
+    assert_eq!(unsettled(), 0);
+    assert!(host.path(&format!(".{out}.journal.killed")).exists());
 }
 
 /// Receipts of the ledger: each job's, in order.
@@ -305,6 +320,9 @@ fn a_stopped_run_killed_after_its_receipts_has_others_of_what_it_comes_to() {
         child
     });
     let sealed = receipts(&host);
+    // As where the stop of the first could not be noted: its journal is gone, and it begins anew.
+    std::fs::remove_file(host.path(&format!(".{out}.journal/stop-0"))).unwrap();
+    std::fs::remove_dir_all(host.path(&format!(".{out}.journal/journals/0"))).unwrap();
     let said = run(&host, out, &[&job[..], &["--resume"]].concat());
     assert!(!said.contains("asked to stop"), "{said}");
     let all = receipts(&host);

@@ -1,5 +1,6 @@
 //! The service from outside: a server on a free port, operators and tenants with the same binary.
 #![expect(clippy::disallowed_methods, reason = "tests work on real folders, as a user does")]
+#![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use std::io::{Read as _, Write as _};
 use std::process::Command;
@@ -50,15 +51,22 @@ fn tenants_upload_submit_list_and_cancel_and_it_is_there_after_a_restart() {
     let server = Server::start(&host, &[]);
     let ids = |jobs: &[Value]| jobs.iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
     assert_eq!(ids(&json(&server.ok(&a, &["jobs", "--json"]))), ids(&listed));
-    server.ok(&a, &["cancel", "--now", job]);
+    let half = server.refused(&a, &["cancel", "--now", "nonsense", job]);
+    assert!(half.contains("`nonsense`: not-found"), "{half}");
+    assert!(server.ended(&a, job)["state"] == "cancelled", "one that is none keeps no other from its end");
     let watched = server.refused(&a, &["watch", cohort]);
     assert!(watched.contains("2 of 2 jobs did not end well") && watched.contains("cancelled"), "{watched}");
+    assert!(server.refused(&a, &["cancel", cohort]).contains("all 2 jobs of the sweep have ended"));
     let out = host.path("out");
     server.ok(&a, &["fetch", cohort, "--out", out.to_str().unwrap()]);
     assert!(out.join("learning_rate=0.01").is_dir());
 
     host.ok(["tenant", "disable", "a"]);
     assert!(server.refused(&a, &["jobs"]).contains("unauthenticated"), "beside the running service");
+    assert!(host.refused(2, ["tenant", "rotate", "a"]).contains("tenant enable a"), "a token that never works");
+    assert!(host.ok(["tenant", "list"]).contains("disabled (1 token refused)"));
+    host.ok(["tenant", "enable", "a"]);
+    server.ok(&a, &["jobs"]);
     let rotated = host.ok(["tenant", "rotate", "b"]);
     assert!(server.refused(&b, &["jobs"]).contains("unauthenticated"));
     server.ok(rotated.trim(), &["jobs"]);
@@ -89,11 +97,78 @@ fn tls_is_spoken_with_those_who_trust_the_certificate() {
     std::fs::write(host.path("key.pem"), made.signing_key.serialize_pem()).unwrap();
     std::fs::write(host.path("serve.toml"), "tls_cert = \"cert.pem\"\ntls_key = \"key.pem\"\n").unwrap();
     let path = |name: &str| host.path(name).to_str().unwrap().to_owned();
+    std::fs::write(host.path("mixed.toml"), "tls_cert = \"key.pem\"\ntls_key = \"cert.pem\"\n").unwrap();
+    let mixed = host.call(["serve", "--listen", "127.0.0.1:0", "--config", &path("mixed.toml")]);
+    assert!(!mixed.status.success() && text(&mixed.stderr).contains("expected a certificate chain"), "{}", text(&mixed.stderr));
+    assert_eq!(text(&mixed.stdout), "", "it does not say that it listens");
     let server = Server::start(&host, &["--config", &path("serve.toml")]);
     assert!(server.url.starts_with("https://127.0.0.1:"), "{}", server.url);
     server.ok(&token, &["jobs", "--ca", &path("cert.pem")]);
-    let distrusted = server.call(&token, &["jobs"]);
-    assert!(!distrusted.status.success() && text(&distrusted.stderr).contains("asking the service"), "{}", text(&distrusted.stderr));
+    assert!(server.refused(&token, &["jobs"]).contains("--ca"));
+    let address = server.url.strip_prefix("https://").unwrap();
+    let both: [&[u8]; 2] = [b"h2", b"http/1.1"];
+    let (spoken, answer) = speak(address, made.cert.der().clone(), &both).unwrap();
+    assert_eq!(spoken.as_deref(), Some(&b"http/1.1"[..]), "whoever offers HTTP/2 too is told at once what there is");
+    assert!(answer.starts_with("HTTP/1.1 204"), "{answer}");
+    assert!(speak(address, made.cert.der().clone(), &both[..1]).is_err(), "HTTP/2 alone is refused by the handshake");
+}
+
+/// What a TLS client that offers these protocols gets to speak, and what it is answered.
+fn speak(address: &str, root: rustls::pki_types::CertificateDer<'static>, offered: &[&[u8]]) -> std::io::Result<(Option<Vec<u8>>, String)> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(root).unwrap();
+    let builder = rustls::ClientConfig::builder_with_provider(rustls::crypto::ring::default_provider().into());
+    let mut config = builder.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = offered.iter().map(|name| name.to_vec()).collect();
+    let mut connection = rustls::ClientConnection::new(config.into(), "127.0.0.1".try_into().unwrap()).unwrap();
+    let mut socket = std::net::TcpStream::connect(address)?;
+    let mut stream = rustls::Stream::new(&mut connection, &mut socket);
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok((connection.alpn_protocol().map(<[u8]>::to_vec), answer))
+}
+
+/// Scripts wait for the line that says that it listens.
+#[test]
+fn a_service_that_cannot_run_does_not_say_that_it_listens() {
+    let host = Host::with_llama();
+    let refused = host.call(["serve", "--listen", "127.0.0.1:0", "--device", "cuda:63"]);
+    assert!(!refused.status.success() && text(&refused.stdout).is_empty(), "{}", text(&refused.stdout));
+}
+
+#[test]
+fn what_the_quota_has_no_room_for_is_refused_by_name_before_it_comes_and_leaves_nothing() {
+    let host = Host::with_llama();
+    let token = host.tenant("a", &["stored-bytes=1MiB"]);
+    let server = Server::start(&host, &["--hold"]);
+    let (long, short) = (host.path("long.jsonl"), host.path("tokens.jsonl"));
+    std::fs::write(&long, "{\"text\": \"one of many lines\"}\n".repeat(300_000)).unwrap();
+    let sft = guest("sft");
+    let submit = |data: &std::path::Path| {
+        server.call(&token, &["submit", sft.to_str().unwrap(), "--model", "llama", "--data", data.to_str().unwrap()])
+    };
+    let said = text(&submit(&long).stderr);
+    assert!(said.contains("quota-exceeded") && said.contains("`stored-bytes`") && !said.contains("broke off"), "{said}");
+    let before = server.request(Some(&token), "GET", "/v1/usage", &[], b"").2;
+    let used = json(&text(&before))[0]["usage"]["stored_bytes"].as_u64().unwrap();
+    assert_eq!(used, std::fs::metadata(&sft).unwrap().len(), "the component alone");
+    let small = submit(&short);
+    assert!(small.status.success(), "{}", text(&small.stderr));
+    // Who says no length is refused on the way, and nothing stays of it either.
+    let digest = nodus_tests::text(&Command::new("sha256sum").arg(&long).output().unwrap().stdout);
+    let digest = format!("sha256:{}", digest.split(' ').next().unwrap());
+    let mut stream = server.connect();
+    let head = format!("PUT /v1/data/x HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\nupload-digest: {digest}\r\n");
+    stream.write_all(format!("{head}connection: close\r\ntransfer-encoding: chunked\r\n\r\n").as_bytes()).unwrap();
+    let content = std::fs::read(&long).unwrap();
+    stream.write_all(format!("{:x}\r\n", content.len()).as_bytes()).unwrap();
+    stream.write_all(&content).unwrap();
+    stream.write_all(b"\r\n0\r\n\r\n").unwrap();
+    let (status, _, body) = nodus_tests::answer(stream).expect("it is answered while it still sends");
+    assert!(status == 403 && text(&body).contains("stored-bytes"), "{status} {}", text(&body));
+    let (status, ..) = server.request(Some(&token), "DELETE", &format!("/v1/uploads/{digest}"), &[], b"");
+    assert_eq!(status, 404, "nothing is kept of it");
 }
 
 #[test]

@@ -55,6 +55,10 @@ fn a_job_of_a_service_is_checked_and_run_again_elsewhere() {
     assert!(lacking.contains("component `eval`") && lacking.contains("--component"), "{lacking}");
     let wrong = refused(&audit(&auditor, &server, &b, &theirs, &[&replay[..], &["--component", path.to_str().unwrap()]].concat()));
     assert!(wrong.contains("component `eval`"), "{wrong}");
+    // Where the right one is there too, the wrong one is still a mistake.
+    let wrong = guest("eval");
+    let wrong = refused(&audit(&auditor, &server, &a, &first, &[&replay[..], &["--component", wrong.to_str().unwrap()]].concat()));
+    assert!(wrong.contains("--component is sha256:") && wrong.contains("expected the one that the job ran"), "{wrong}");
     let eval = guest("eval");
     let with = [&replay[..], &["--component", eval.to_str().unwrap()]].concat();
     assert!(ok(&audit(&auditor, &server, &b, &theirs, &with)).contains("bit-identical"));

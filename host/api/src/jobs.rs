@@ -224,6 +224,10 @@ pub struct Job {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(value_type = Option<Object>)]
     pub last_step: Option<Value>,
+    /// Its last evaluation: `{"step", "loss", "data", ...}`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(value_type = Option<Object>)]
+    pub last_evaluation: Option<Value>,
     /// How far it says it is: `{"done", "total"}`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(value_type = Option<Object>)]

@@ -70,6 +70,8 @@ codes! {
     KeyReused = "key-reused", 409, "The idempotency key was used for another request";
     /// The job is not in a state that this can be done in.
     WrongState = "wrong-state", 409, "The job is in another state";
+    /// What is there of an upload is not what was said, or is being uploaded.
+    UploadConflict = "upload-conflict", 409, "The upload cannot go on like this";
     /// A quota does not allow it.
     QuotaExceeded = "quota-exceeded", 403, "A quota does not allow it";
     /// The operator does not offer it.

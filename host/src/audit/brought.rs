@@ -33,9 +33,8 @@ impl Brought {
     /// Ours: it cannot be read.
     pub(super) fn component(&self, digest: Digest) -> anyhow::Result<Option<Vec<u8>>> {
         let is_it = |bytes: &Vec<u8>| Digest::of(bytes) == digest;
-        let given = self.component.clone().filter(is_it);
-        if given.is_some() || !self.inputs.is_file(COMPONENT) {
-            return Ok(given);
+        if self.component.is_some() || !self.inputs.is_file(COMPONENT) {
+            return Ok(self.component.clone().filter(is_it));
         }
         Ok(Some(self.inputs.read(COMPONENT).context("reading a component that was sent")?).filter(is_it))
     }

@@ -77,6 +77,11 @@ fn missing(what: &str, resource: &Resource, remedy: &str) -> anyhow::Error {
 
 fn component((store, brought): From<'_>, workshop: &Workshop, resource: &Resource) -> anyhow::Result<JobComponent> {
     let remedy = "it is kept there by the host that ran the job; --component of `audit job` brings one that the service does not send";
+    if let Some(given) = brought.and_then(|brought| brought.component.as_deref()).map(Digest::of).filter(|given| *given != digest(resource))
+    {
+        let (name, expected) = (escape(&resource.name), digest(resource));
+        return Err(user(format!("--component is {given}, expected the one that the job ran: component `{name}`, {expected}")));
+    }
     let sent = brought.map(|brought| brought.component(digest(resource))).transpose()?.flatten();
     let found = if sent.is_some() { sent } else { store.component(digest(resource))? };
     let bytes = found.ok_or_else(|| missing("component", resource, remedy))?;

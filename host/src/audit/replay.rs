@@ -11,6 +11,7 @@ use cap_std::fs::Dir;
 use nodus_receipts::envelope::{ENVELOPE_BYTES_MAX, EnvelopeError};
 use nodus_receipts::{Envelope, KnownKeys};
 use nodus_sandbox::{JobEnd, Limits, Outcome, Sandbox, SandboxOptions};
+use serde_json::json;
 
 use super::brought::{Brought, INPUTS};
 use super::compare::{Difference, Equal, compare};
@@ -43,7 +44,7 @@ const MESSAGE_CHARS_MAX: usize = 500;
 pub(crate) fn replay(store: &Store, surroundings: &Surroundings, args: &ReplayArgs, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let data_dir = PathBuf::from("the data folder");
     let known = if args.keys.is_empty() { own(store)? } else { trust(surroundings.paths, &data_dir, &args.keys, None)?.known };
-    again((store, None), surroundings, (args, &known), out)
+    again((store, None), surroundings, (args, &known), (false, out))
 }
 
 /// The same of a job that was fetched from a service with its inputs, and whose receipt one of these keys is to have signed.
@@ -60,15 +61,16 @@ pub(crate) fn replay_fetched(
     let component = args.component.as_deref().map(|path| paths.read(path, Limits::DEFAULT.component_bytes)).transpose()?;
     let brought = Brought { inputs: paths.open_dir(&args.out.join(INPUTS))?, component };
     let AuditJobArgs { out: path, device, threads, sandbox, .. } = args;
+    let as_json = args.remote.json;
     let args = ReplayArgs { path: path.clone(), keys: Vec::new(), device: *device, threads: *threads, sandbox: *sandbox };
-    again((store, Some(&brought)), surroundings, (&args, known), out)
+    again((store, Some(&brought)), surroundings, (&args, known), (as_json, out))
 }
 
 fn again(
     from: From<'_>,
     surroundings: &Surroundings,
     (args, known): (&ReplayArgs, &KnownKeys),
-    out: &mut dyn Write,
+    out: (bool, &mut dyn Write),
 ) -> anyhow::Result<Ending> {
     let (store, _) = from;
     let (paths, stopper) = (surroundings.paths, Stopper::listen()?);
@@ -153,9 +155,20 @@ fn finished(ended: Option<Ended>, stop_at: Option<u64>) -> anyhow::Result<Option
     }
 }
 
-fn tell(recorded: &Dir, statement: &Statement, replayed: &Dir, figures: &Figures, out: &mut dyn Write) -> anyhow::Result<Ending> {
+fn tell(
+    recorded: &Dir,
+    statement: &Statement,
+    replayed: &Dir,
+    figures: &Figures,
+    (as_json, out): (bool, &mut dyn Write),
+) -> anyhow::Result<Ending> {
     match compare(recorded, statement, replayed, figures).context("reading the replay's files")? {
         Ok(Equal { losses, held_out, files, bytes: total }) => {
+            if as_json {
+                let told = json!({ "replay": "bit-identical", "losses": losses, "evaluations": held_out, "files": files, "bytes": total });
+                writeln!(out, "{told}").context("writing to standard output")?;
+                return Ok(Ending::Done);
+            }
             let (losses, evaluations) = (count(losses, "loss").replace("losss", "losses"), count(held_out, "evaluation"));
             let text = format!("bit-identical: {losses}, {evaluations}, {} of {}", count(files, "file"), bytes(total));
             writeln!(out, "{text}").context("writing to standard output")?;

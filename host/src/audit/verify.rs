@@ -8,7 +8,9 @@ use std::path::Path;
 use anyhow::Context as _;
 use cap_std::fs::Dir;
 use nodus_receipts::envelope::ENVELOPE_BYTES_MAX;
-use nodus_receipts::{KnownKeys, Reader};
+use nodus_receipts::verify::{Check, Mismatch, Outcome};
+use nodus_receipts::{KnownKeys, Reader, Report};
+use serde_json::json;
 
 use super::trust::{Trust, trust};
 use crate::cli::VerifyArgs;
@@ -30,10 +32,11 @@ struct Found {
 /// The user's: there is no receipt, or one does not hold.
 pub(crate) fn verify(paths: Paths, data_dir: &Path, args: &VerifyArgs, out: &mut dyn Write) -> anyhow::Result<Ending> {
     let Trust { known, ledger } = trust(paths, data_dir, &args.keys, args.ledger.as_deref())?;
-    check(paths, &args.path, (&known, ledger.as_ref()), out)
+    check(paths, &args.path, (&known, ledger.as_ref()), (false, out))
 }
 
-/// Checks the receipts that a path names against these keys, and the ledger where there is one.
+/// Checks the receipts that a path names against these keys, and the ledger where there is one. What was found is said as text, or as a JSON object
+/// for each receipt.
 ///
 /// # Errors
 /// As [`verify`].
@@ -41,14 +44,15 @@ pub(crate) fn check(
     paths: Paths,
     path: &Path,
     (known, ledger): (&KnownKeys, Option<&Reader>),
-    out: &mut dyn Write,
+    (as_json, out): (bool, &mut dyn Write),
 ) -> anyhow::Result<Ending> {
     let found = find(paths, path)?;
     let mut wrong = Vec::new();
     for Found { name, bytes, run } in &found {
         let report = nodus_receipts::verify(bytes, known, run.as_ref(), ledger);
         let title = if found.len() > 1 { format!("{name}\n") } else { String::new() };
-        write!(out, "{title}{report}").context("writing to standard output")?;
+        let text = if as_json { format!("{}\n", object(name, &report)) } else { format!("{title}{report}") };
+        out.write_all(text.as_bytes()).context("writing to standard output")?;
         if !report.is_ok() {
             wrong.push(name.as_str());
         }
@@ -57,6 +61,20 @@ pub(crate) fn check(
         return Ok(Ending::Done);
     }
     Err(user(format!("{} of {} not what was signed: {}", wrong.len(), count(found.len() as u64, "receipt"), wrong.join(", "))))
+}
+
+/// What was found of a receipt, for programs.
+fn object(name: &str, report: &Report) -> serde_json::Value {
+    let check = |Check { name, outcome }: &Check| match outcome {
+        Outcome::Ok => json!({ "check": name.to_string(), "outcome": "ok" }),
+        Outcome::NotChecked(why) => json!({ "check": name.to_string(), "outcome": "not-checked", "why": why }),
+        Outcome::Failed(mismatches) => {
+            let mismatch = |Mismatch { name, expected, found }: &Mismatch| json!({ "what": name, "expected": expected, "found": found });
+            json!({ "check": name.to_string(), "outcome": "failed", "mismatches": mismatches.iter().map(mismatch).collect::<Vec<_>>() })
+        }
+    };
+    let checks: Vec<_> = report.checks.iter().map(check).collect();
+    json!({ "receipt": name, "digest": report.receipt.to_string(), "ok": report.is_ok(), "checks": checks })
 }
 
 /// A receipt's file (with its folder, if it still has its name), a run's folder, or the runs' folders in a folder.

@@ -5,10 +5,13 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand, ValueEnum};
+use nodus_api::JobState;
 
-use super::run::HeldOutArgs;
+use super::run::fraction;
 use crate::limits::Limit;
+use crate::name::Name;
 use crate::settings::Setting;
 use crate::sweep::Sweep;
 
@@ -18,10 +21,10 @@ pub struct RemoteArgs {
     /// The service, such as https://nodus.example:7643 [default: NODUS_URL, else the profile's]
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
-    /// A file with `url` and `token` [default: NODUS_PROFILE, else ~/.config/nodus/profile.toml]. NODUS_TOKEN goes before its token
+    /// A file with `url`, `token` and `ca` [default: NODUS_PROFILE, else ~/.config/nodus/profile.toml]. NODUS_TOKEN goes before its token
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
-    /// A certificate (PEM) to trust besides the system's
+    /// A certificate (PEM) to trust besides the system's [default: NODUS_CA, else the profile's]
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
     /// JSON in place of tables
@@ -46,22 +49,38 @@ pub enum ClientMode {
     Cancel(CancelArgs),
     /// Download what was kept of a job or a sweep
     Fetch(FetchArgs),
+    /// Upload data sets and components, for jobs to name
+    Upload(UploadArgs),
+    /// List the data sets and components on a service that your jobs may name
+    Uploads(ListArgs),
+    /// List the models of a service
+    Models(ListArgs),
+    /// Show what you use of a service, and what you may
+    Usage(ListArgs),
+    /// Delete from a service: jobs that ended with all that was kept of them, data sets, components
+    Rm(RmArgs),
 }
 
 /// `submit`.
 #[derive(Debug, Args)]
 pub struct SubmitArgs {
-    /// A component: a file, which is uploaded, or the name of a ready-made one, such as sft
+    /// A component: a file, which is uploaded (its name ends in .wasm or has a /), or the name of a ready-made one, such as sft
     pub component: String,
     /// Name of the base model on the service
     #[arg(long, value_name = "NAME")]
     pub model: String,
-    /// The data set: a JSON Lines file, which is uploaded, or a name on the service
+    /// The data set: a JSON Lines file, which is uploaded (its name ends in .jsonl or has a /), or a name on the service
     #[arg(long, value_name = "NAME|FILE")]
     pub data: String,
-    /// What the job may evaluate on.
-    #[command(flatten)]
-    pub held_out: HeldOutArgs,
+    /// A second data set to evaluate on: a file, which is uploaded, or a name on the service
+    #[arg(long, value_name = "NAME|FILE", group = "held")]
+    pub held_out: Option<String>,
+    /// Hold this part of the data out, above 0 and below 1; which rows does not depend on the seed
+    #[arg(long, value_name = "F", value_parser = fraction, group = "held")]
+    pub held_out_fraction: Option<f64>,
+    /// Hold so many rows of the data out
+    #[arg(long, value_name = "N", group = "held")]
+    pub held_out_count: Option<NonZeroUsize>,
     /// A JSON file with the job's parameters
     #[arg(long, value_name = "FILE")]
     pub params: Option<PathBuf>,
@@ -105,11 +124,15 @@ pub enum RemoteLane {
     Solo,
 }
 
+fn states() -> PossibleValuesParser {
+    PossibleValuesParser::new(JobState::ALL.iter().map(|state| state.as_str()))
+}
+
 /// `jobs`.
 #[derive(Debug, Args)]
 pub struct JobsArgs {
-    /// Only those in this state: queued, running, succeeded, stopped, failed, cancelled or broken
-    #[arg(long)]
+    /// Only those in this state
+    #[arg(long, value_parser = states())]
     pub state: Option<String>,
     /// Only those of this sweep
     #[arg(long, value_name = "ID")]
@@ -167,6 +190,44 @@ pub struct CancelArgs {
     /// Cut them off; nothing is kept but their records
     #[arg(long)]
     pub now: bool,
+    /// Which service.
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+}
+
+/// `upload`.
+#[derive(Debug, Args)]
+pub struct UploadArgs {
+    /// A component (.wasm) or a JSON Lines file
+    pub file: PathBuf,
+    /// What the data set is to be called [default: the file's name and the beginning of its digest]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<Name>,
+    /// Which service.
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+}
+
+/// `uploads`, `models`, `usage`.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    /// Which service.
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+}
+
+/// `rm`.
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// The ids of jobs or sweeps
+    #[arg(required_unless_present_any = ["data", "components"])]
+    pub ids: Vec<String>,
+    /// A data set by its name; jobs that were submitted with it keep it. May be given many times
+    #[arg(long, value_name = "NAME")]
+    pub data: Vec<String>,
+    /// A component by its id; jobs that were submitted with it keep it. May be given many times
+    #[arg(long = "component", value_name = "ID")]
+    pub components: Vec<String>,
     /// Which service.
     #[command(flatten)]
     pub remote: RemoteArgs,

@@ -27,7 +27,7 @@ pub struct FloorArgs {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub trunk_cache: Option<u64>,
     /// Memory of each device for engines and jobs, such as 8GiB [default: what it has free at the start]
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    #[arg(long, value_name = "BYTES", value_parser = parse_memory)]
     pub memory: Option<u64>,
     /// How long a job works between two snapshots: what is done again at most where it is interrupted [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
@@ -56,6 +56,20 @@ pub struct FloorArgs {
     /// Take jobs, and start none
     #[arg(long)]
     pub hold: bool,
+}
+
+/// Less than this holds no model and no job.
+const MEMORY_BYTES_MIN: u64 = 16 << 20;
+
+/// Memory of a device.
+///
+/// # Errors
+/// What would be right.
+pub(crate) fn parse_memory(text: &str) -> Result<u64, String> {
+    match parse_bytes(text)? {
+        bytes if bytes < MEMORY_BYTES_MIN => Err("that holds no model: expected at least 16MiB, such as 8GiB".to_owned()),
+        bytes => Ok(bytes),
+    }
 }
 
 impl FloorArgs {

@@ -17,9 +17,13 @@ use clap::{Parser, Subcommand};
 
 pub use audit::{AuditJobArgs, AuditMode, LedgerArgs, ReplayArgs, VerifyArgs};
 pub use bench::{BatchShape, BenchArgs, BenchMode, Layers};
-pub use client::{CancelArgs, ClientMode, FetchArgs, JobsArgs, LogsArgs, MetricsArgs, RemoteArgs, RemoteLane, SubmitArgs, WatchArgs};
+pub use client::{
+    CancelArgs, ClientMode, FetchArgs, JobsArgs, ListArgs, LogsArgs, MetricsArgs, RemoteArgs, RemoteLane, RmArgs, SubmitArgs, UploadArgs,
+    WatchArgs,
+};
 pub use device::{DeviceArgs, DeviceChoice, DeviceChoiceError, Dtype};
 pub use floor::FloorArgs;
+pub(crate) use floor::parse_memory;
 pub use guest::{CompileArgs, GuestArgs, SandboxArgs};
 pub use run::{HeldOutArgs, Lane, RunArgs};
 pub use serve::{Bound, ReadyMade, ServeArgs, StateMode, TenantMode};

@@ -123,7 +123,7 @@ pub struct HeldOutArgs {
     pub held_out_count: Option<NonZeroUsize>,
 }
 
-fn fraction(text: &str) -> Result<f64, String> {
+pub(super) fn fraction(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value < 1.0 => Ok(value),
         _ => Err("expected a number above 0 and below 1".to_owned()),

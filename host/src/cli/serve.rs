@@ -99,9 +99,11 @@ pub enum TenantMode {
     Disable {
         /// The tenant's name
         name: Name,
-        /// Take it back
-        #[arg(long)]
-        undo: bool,
+    },
+    /// Take a disabled tenant's tokens and start its jobs again
+    Enable {
+        /// The tenant's name
+        name: Name,
     },
     /// Show a tenant's bounds, or change some
     Quota {

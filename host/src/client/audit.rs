@@ -10,9 +10,11 @@ use nodus_receipts::envelope::{ENVELOPE_BYTES_MAX, receipt_digest};
 use nodus_receipts::ledger::{BytesEvent, Event};
 use nodus_receipts::statement::Statement;
 use nodus_receipts::{Envelope, KnownKeys};
+use serde_json::json;
 
 use super::fetch::{archive, keys};
-use super::http::{Remote, segment};
+use super::http::{Remote, at_last, segment};
+use super::landing::Landing;
 use super::profile::profile;
 use crate::app::Surroundings;
 use crate::audit::{self, INPUTS};
@@ -29,26 +31,31 @@ use crate::text::bytes;
 pub(crate) fn audit(surroundings: &Surroundings, args: &AuditJobArgs, out: &mut dyn Write) -> anyhow::Result<KnownKeys> {
     let remote = Remote::new(&profile(surroundings, &args.remote)?)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting the runtime")?;
-    runtime.block_on(fetch(&remote, surroundings.paths, args, out))
+    runtime.block_on(fetch(&remote, surroundings.paths, args, out)).map_err(at_last)
 }
 
 async fn fetch(remote: &Remote, paths: Paths, args: &AuditJobArgs, out: &mut dyn Write) -> anyhow::Result<KnownKeys> {
-    if paths.entries(&args.out).is_ok_and(|count| count > 0) {
-        return Err(user(format!("{} exists and is not empty: choose another --out", shown(&args.out))));
-    }
     let place = format!("/v1/jobs/{}", segment(&args.id));
     let ledger: JobLedger = remote.get(&format!("{place}/ledger")).await?;
-    let dir = paths.create_dir_all(&args.out)?;
+    let (landing, as_json) = (Landing::open(paths, &args.out)?, args.remote.json);
+    let dir = landing.dir().try_clone().context("opening the folder for what is fetched")?;
     archive(remote, &format!("{place}/artifacts.tar"), &dir).await?;
     if !dir.exists(FILE) {
+        landing.settle()?;
         return Err(user(format!("the job has no receipt to hold anything against; what there is is in {}", shown(&args.out))));
     }
     dir.create_dir(INPUTS).context("making a folder for what went into the job")?;
     archive(remote, &format!("{place}/inputs.tar"), &dir.open_dir(INPUTS)?).await?;
-    let known = keys(remote, paths, &args.keys, out).await?;
-    audit::check(paths, &args.out, (&known, None), out)?;
+    landing.settle()?;
+    let known = keys(remote, paths, &args.keys, (as_json, out)).await?;
+    audit::check(paths, &args.out, (&known, None), (as_json, out))?;
     let envelope = paths.read(&args.out.join(FILE), ENVELOPE_BYTES_MAX as u64)?;
-    writeln!(out, "{}", entered(&envelope, &args.id, &ledger)?)?;
+    let entered = entered(&envelope, &args.id, &ledger)?;
+    if as_json {
+        writeln!(out, "{}", json!({ "ledger": "ok", "detail": entered }))?;
+    } else {
+        writeln!(out, "ledger: ok ({entered})")?;
+    }
     Ok(known)
 }
 
@@ -85,5 +92,5 @@ fn entered(envelope: &[u8], id: &str, ledger: &JobLedger) -> anyhow::Result<Stri
         return wrong(&format!("of {} of adapters on the device {} were zeroed", bytes(allocated), bytes(zeroed)));
     }
     let zeroed = format!("all {} of the job's adapters on the device were zeroed", bytes(allocated));
-    Ok(format!("ledger: ok (the service says that the receipt is in it, once, and that {zeroed}; its chain is for who has the ledger)"))
+    Ok(format!("the service says that the receipt is in it, once, and that {zeroed}; its chain is for who has the ledger"))
 }

@@ -7,11 +7,13 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use cap_std::fs::{Dir, OpenOptions};
-use nodus_api::SigningKey;
+use nodus_api::{Job, SigningKey};
 use nodus_receipts::{KnownKeys, PublicKey};
 use reqwest::{Method, Response};
+use serde_json::json;
 
 use super::http::{Remote, segment};
+use super::landing::Landing;
 use super::watch;
 use crate::audit;
 use crate::cli::FetchArgs;
@@ -28,16 +30,13 @@ const MERGED: &str = "merged";
 
 /// Downloads a job's results, or those of a sweep's members into folders of their names.
 pub(super) async fn fetch(remote: &Remote, paths: Paths, args: &FetchArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    if paths.entries(&args.out).is_ok_and(|count| count > 0) {
-        return Err(user(format!("{} exists and is not empty: choose another --out", shown(&args.out))));
-    }
     let (jobs, _) = watch::jobs_of(remote, &args.id).await?;
     if let Some(job) = jobs.iter().find(|job| !job.state.is_ended()) {
         return Err(user(format!("job {} is {}: wait until it ends (`nodus-host watch`)", job.id, job.state.as_str())));
     }
-    let whole = paths.create_dir_all(&args.out)?;
+    let landing = Landing::open(paths, &args.out)?;
     for job in &jobs {
-        let dir = if jobs.len() == 1 { whole.try_clone()? } else { member(&whole, &job.name)? };
+        let dir = if jobs.len() == 1 { landing.dir().try_clone()? } else { member(landing.dir(), &job.name)? };
         let place = format!("/v1/jobs/{}", segment(&job.id));
         archive(remote, &format!("{place}/artifacts.tar"), &dir).await?;
         if args.merged && job.receipt {
@@ -46,27 +45,45 @@ pub(super) async fn fetch(remote: &Remote, paths: Paths, args: &FetchArgs, out: 
             archive(remote, &format!("{place}/merged.tar"), &folder).await?;
         }
     }
+    landing.settle()?;
     let kept = jobs.iter().filter(|job| job.receipt).count();
-    writeln!(out, "{kept} of {} jobs have a receipt; in {}", jobs.len(), shown(&args.out))?;
-    if args.verify && kept > 0 { verify(remote, paths, args, out).await } else { Ok(()) }
+    if args.remote.json {
+        for Job { id, name, state, receipt, .. } in &jobs {
+            let folder = if jobs.len() == 1 { args.out.clone() } else { args.out.join(name) };
+            writeln!(out, "{}", json!({ "id": id, "name": name, "state": state, "receipt": receipt, "folder": folder }))?;
+        }
+    } else {
+        writeln!(out, "{kept} of {} jobs have a receipt; in {}", jobs.len(), shown(&args.out))?;
+    }
+    match (args.verify, kept) {
+        (false, _) => Ok(()),
+        (true, 0) => Err(user("there is no receipt, and so nothing to verify: only jobs that succeeded or stopped have one")),
+        (true, _) => verify(remote, paths, args, out).await,
+    }
 }
 
 /// Checks the receipts that came.
 async fn verify(remote: &Remote, paths: Paths, args: &FetchArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    let known = keys(remote, paths, &args.keys, out).await?;
-    audit::check(paths, &args.out, (&known, None), out).map(drop)
+    let known = keys(remote, paths, &args.keys, (args.remote.json, out)).await?;
+    audit::check(paths, &args.out, (&known, None), (args.remote.json, out)).map(drop)
 }
 
 /// The keys that are believed: those named, else the service's own word.
-pub(super) async fn keys(remote: &Remote, paths: Paths, named: &[PathBuf], out: &mut dyn Write) -> anyhow::Result<KnownKeys> {
+pub(super) async fn keys(
+    remote: &Remote,
+    paths: Paths,
+    named: &[PathBuf],
+    (as_json, out): (bool, &mut dyn Write),
+) -> anyhow::Result<KnownKeys> {
     if named.is_empty() {
         let SigningKey { keyid, pem } = remote.get("/v1/key").await?;
         let key = PublicKey::from_pem(&pem).map_err(|error| user(format!("the service's key: {error}")))?;
-        writeln!(
-            out,
-            "believing the service's own word that its key is {}; --key goes by what you have from its operator",
-            escape(&keyid)
-        )?;
+        let keyid = escape(&keyid);
+        if as_json {
+            writeln!(out, "{}", json!({ "key": keyid, "by": "the service's own word" }))?;
+        } else {
+            writeln!(out, "believing the service's own word that its key is {keyid}; --key goes by what you have from its operator")?;
+        }
         return Ok([key].into_iter().collect());
     }
     audit::known(paths, named)

@@ -2,12 +2,15 @@
 //!
 //! Never shows what a service says without its control characters escaped.
 
+use std::error::Error;
 use std::fmt::Write as _;
+use std::io;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use nodus_api::Problem;
 use reqwest::{Method, RequestBuilder, Response};
+use rustls::CertificateError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -26,6 +29,52 @@ pub(super) struct Remote {
     http: reqwest::Client,
     url: String,
     token: String,
+}
+
+/// Nobody is there: of a service that was there before, it may come back; else the user's to put right.
+#[derive(Debug, thiserror::Error)]
+#[error("the service at {url} cannot be reached: {why}")]
+pub(super) struct Unreachable {
+    url: String,
+    why: String,
+}
+
+/// An error for whoever gave the command: nobody being at an address that they named is theirs to put right.
+pub(super) fn at_last(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref::<Unreachable>() {
+        Some(unreachable) => user(unreachable.to_string()),
+        None => error,
+    }
+}
+
+/// What an error was made of. An error of the system's hides it from `source`.
+fn cause<'a>(error: &&'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+    let error: &'a (dyn Error + 'static) = *error;
+    match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        Some(inner) => Some(inner),
+        None => error.source(),
+    }
+}
+
+/// What is wrong with the service's certificate, and what would be right.
+fn distrusted(error: &reqwest::Error) -> Option<String> {
+    let found =
+        std::iter::successors(Some(error as &(dyn Error + 'static)), cause).find_map(|error| error.downcast_ref::<rustls::Error>())?;
+    let rustls::Error::InvalidCertificate(fault) = found else { return None };
+    Some(match fault {
+        CertificateError::UnknownIssuer => {
+            "is signed by nobody who is trusted: --ca FILE (or NODUS_CA, or `ca` in the profile) names whom to trust".into()
+        }
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => "has expired".into(),
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            "is for another name: expected the address in its subjectAltName".into()
+        }
+        // The one of its kind that has no name of its own: what `openssl req -x509` makes without a word.
+        CertificateError::Other(other) if other.to_string().contains("CaUsedAsEndEntity") => {
+            "is an authority's (CA:TRUE), expected a server's own: made with -addext basicConstraints=critical,CA:FALSE".into()
+        }
+        other => format!("cannot be trusted: {other}"),
+    })
 }
 
 /// A part of a path, escaped so that it stays one.
@@ -52,9 +101,8 @@ impl Remote {
             // A machine need not have certificates to talk in the clear.
             builder = builder.tls_certs_only(std::iter::empty());
         }
-        if let Some(pem) = &profile.ca {
-            let certificates = reqwest::Certificate::from_pem_bundle(pem).map_err(|error| user(format!("--ca: {error}")))?;
-            builder = builder.tls_certs_merge(certificates);
+        if !profile.ca.is_empty() {
+            builder = builder.tls_certs_merge(profile.ca.iter().cloned());
         }
         let http = builder.build().context("making an HTTP client")?;
         Ok(Self { http, url: profile.url.clone(), token: profile.token.clone() })
@@ -67,12 +115,7 @@ impl Remote {
 
     /// Sends it; what the service refuses is the user's error.
     pub(super) async fn send(&self, request: RequestBuilder) -> anyhow::Result<Response> {
-        let response = request.send().await.map_err(|error| {
-            if error.is_builder() {
-                return user(format!("`{}` is no address of a service: {error}", escape(&self.url)));
-            }
-            anyhow::Error::from(error.without_url()).context(format!("asking the service at {}", self.url))
-        })?;
+        let response = request.send().await.map_err(|error| self.unsent(error))?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -90,6 +133,23 @@ impl Remote {
             anyhow::bail!("the service failed: {text}{instance}");
         }
         Err(user(text))
+    }
+
+    /// Why there is no answer.
+    fn unsent(&self, error: reqwest::Error) -> anyhow::Error {
+        let url = escape(&self.url);
+        if error.is_builder() {
+            return user(format!("`{url}` is no address of a service, expected one such as https://nodus.example:7643"));
+        }
+        if let Some(why) = distrusted(&error) {
+            return user(format!("the certificate of the service at {url} {why}"));
+        }
+        let is_unreachable = error.is_connect();
+        let error = anyhow::Error::from(error.without_url());
+        if is_unreachable {
+            return Unreachable { url, why: escape(&error.root_cause().to_string()) }.into();
+        }
+        error.context(format!("asking the service at {url}"))
     }
 
     /// Sends it and reads the JSON that comes back.

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::http::{Remote, segment};
 use super::{sse, table, watch};
 use crate::cli::{CancelArgs, JobsArgs, LogsArgs, MetricsArgs};
-use crate::error::exit_code;
+use crate::error::{exit_code, user};
 use crate::text::{duration, escape};
 
 /// Most jobs of one page.
@@ -37,11 +37,11 @@ pub(super) async fn list(remote: &Remote, args: &JobsArgs, out: &mut dyn Write) 
         return jobs.iter().try_for_each(|job| Ok(writeln!(out, "{}", serde_json::to_string(job)?)?));
     }
     let rows: Vec<_> = jobs.iter().map(row).collect();
-    Ok(table::write(out, ["ID", "STATE", "MODEL", "DATA", "NAME", "STEP", "LOSS", "DEVICE", "NOTE"], &rows)?)
+    Ok(table::write(out, ["ID", "STATE", "MODEL", "DATA", "NAME", "STEP", "LOSS", "HELD-OUT", "DEVICE", "NOTE"], &rows)?)
 }
 
-fn row(job: &Job) -> [String; 9] {
-    let step = |name: &str| job.last_step.as_ref().and_then(|step| step.get(name)).map(Value::to_string).unwrap_or_default();
+fn row(job: &Job) -> [String; 10] {
+    let [step, loss, held_out] = table::progress(job);
     let place = job.ahead.filter(|ahead| *ahead > 0).map(|ahead| format!("{ahead} of yours ahead"));
     let note: Vec<String> = [place, job.reason.clone(), job.message.clone()].into_iter().flatten().collect();
     [
@@ -50,8 +50,9 @@ fn row(job: &Job) -> [String; 9] {
         job.model.clone(),
         job.data.clone(),
         job.name.clone(),
-        step("step"),
-        step("loss"),
+        step,
+        loss,
+        held_out,
         duration(Duration::from_millis(job.device_ms)),
         note.join("; "),
     ]
@@ -100,9 +101,12 @@ async fn copy(remote: &Remote, path: &str, out: &mut dyn Write) -> anyhow::Resul
 /// Cancels jobs, and all members of sweeps that are not over.
 pub(super) async fn cancel(remote: &Remote, args: &CancelArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let request = CancelRequest { how: if args.now { How::Cancel } else { How::Stop } };
-    for id in &args.ids {
+    each(&args.ids, async |id| {
         let (jobs, _) = watch::jobs_of(remote, id).await?;
         let is_alone = jobs.len() == 1;
+        if !is_alone && jobs.iter().all(|job| job.state.is_ended()) {
+            return Err(user(format!("all {} jobs of the sweep have ended", jobs.len())));
+        }
         for job in jobs.iter().filter(|job| is_alone || !job.state.is_ended()) {
             let place = format!("/v1/jobs/{}", segment(&job.id));
             let done: Cancellation = match remote.post(&format!("{place}/cancel"), &request).await {
@@ -116,6 +120,19 @@ pub(super) async fn cancel(remote: &Remote, args: &CancelArgs, out: &mut dyn Wri
                 writeln!(out, "{}  {}", job.id, if done.ended { "cancelled" } else { "asked to stop" })?;
             }
         }
+        Ok(())
+    })
+    .await
+}
+
+/// Does it to each of them; those that it could not be done to are named in the end.
+pub(super) async fn each(ids: &[String], mut one: impl AsyncFnMut(&str) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let mut refused = Vec::new();
+    for id in ids {
+        match one(id).await {
+            Err(error) if exit_code(&error) == 2 => refused.push(format!("`{}`: {error}", escape(id))),
+            done => done?,
+        }
     }
-    Ok(())
+    if refused.is_empty() { Ok(()) } else { Err(user(refused.join("\n"))) }
 }

@@ -5,10 +5,14 @@
 mod audit;
 mod bars;
 mod fetch;
+mod files;
 mod http;
 mod jobs;
+mod landing;
+mod lines;
 mod profile;
 mod sse;
+mod stored;
 mod submit;
 mod table;
 mod upload;
@@ -19,7 +23,7 @@ use std::io::Write;
 use anyhow::Context as _;
 
 use crate::app::Surroundings;
-use crate::cli::{ClientMode, RemoteArgs};
+use crate::cli::{ClientMode, ListArgs, RemoteArgs};
 use crate::error::Ending;
 
 pub(crate) use audit::audit;
@@ -34,7 +38,7 @@ pub fn run(surroundings: &Surroundings, mode: &ClientMode, out: &mut dyn Write) 
     let connect = |remote| http::Remote::new(&profile::profile(surroundings, remote)?);
     let form = |remote: &RemoteArgs| watch::Form::new(remote.json, surroundings.is_terminal);
     let paths = surroundings.paths;
-    runtime.block_on(async {
+    let done = runtime.block_on(async {
         match mode {
             ClientMode::Submit(args) => submit::submit(&connect(&args.remote)?, (paths, form(&args.remote)), args, out).await,
             ClientMode::Jobs(args) => jobs::list(&connect(&args.remote)?, args, out).await,
@@ -43,7 +47,12 @@ pub fn run(surroundings: &Surroundings, mode: &ClientMode, out: &mut dyn Write) 
             ClientMode::Metrics(args) => jobs::metrics(&connect(&args.remote)?, args, out).await,
             ClientMode::Cancel(args) => jobs::cancel(&connect(&args.remote)?, args, out).await,
             ClientMode::Fetch(args) => fetch::fetch(&connect(&args.remote)?, paths, args, out).await,
+            ClientMode::Upload(args) => stored::upload(&connect(&args.remote)?, paths, args, out).await,
+            ClientMode::Uploads(ListArgs { remote }) => stored::uploads(&connect(remote)?, remote.json, out).await,
+            ClientMode::Models(ListArgs { remote }) => stored::models(&connect(remote)?, remote.json, out).await,
+            ClientMode::Usage(ListArgs { remote }) => stored::usage(&connect(remote)?, remote.json, out).await,
+            ClientMode::Rm(args) => stored::rm(&connect(&args.remote)?, args, out).await,
         }
-    })?;
-    Ok(Ending::Done)
+    });
+    done.map_err(http::at_last).map(|()| Ending::Done)
 }

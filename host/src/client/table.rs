@@ -4,7 +4,18 @@
 
 use std::io::{self, Write};
 
+use nodus_api::Job;
+use serde_json::Value;
+
 use crate::text::escape;
+
+/// How far a job is: its last step, the loss there, and that of its last evaluation on what was held out.
+pub(super) fn progress(job: &Job) -> [String; 3] {
+    let loss = |told: &Value| told.get("loss").and_then(Value::as_f64).map(|loss| format!("{loss:.4}"));
+    let step = job.last_step.as_ref().and_then(|step| step.get("step")).map(Value::to_string);
+    let held_out = job.last_evaluation.as_ref().filter(|told| told.get("data").is_some_and(|data| data == "held-out"));
+    [step, job.last_step.as_ref().and_then(loss), held_out.and_then(loss)].map(Option::unwrap_or_default)
+}
 
 /// Writes rows under a heading.
 pub(super) fn write<const N: usize>(out: &mut dyn Write, heading: [&str; N], rows: &[[String; N]]) -> io::Result<()> {

@@ -52,6 +52,9 @@ async fn attempt<T: DeserializeOwned>(remote: &Remote, (method, place): (Method,
     let mut file = content.file.try_clone().context("opening an upload")?;
     file.seek(SeekFrom::Start(bytes)).context("going to where an upload broke off")?;
     let request = remote.request(method, place).header("content-type", content.kind);
-    let request = request.header("upload-digest", digest).header("upload-offset", bytes).body(tokio::fs::File::from_std(file));
+    let request = request.header("upload-digest", digest).header("upload-offset", bytes);
+    // Said beforehand, so that what is too long is refused before it is sent.
+    let rest = file.metadata().context("measuring an upload")?.len().saturating_sub(bytes);
+    let request = request.header("content-length", rest).body(tokio::fs::File::from_std(file));
     remote.json(request).await
 }

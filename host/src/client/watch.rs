@@ -3,16 +3,15 @@
 //! Resumes where it was cut off. Ends with the user's error where a job did not end well.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
 
-use nodus_api::{Cohort, Event, EventKind, Job, JobState};
-use serde_json::Value;
+use nodus_api::{Cohort, Event, Job, JobState};
 
 use super::bars::Bars;
 use super::http::{Remote, segment};
-use super::sse;
+use super::lines::Lines;
+use super::{sse, table};
 use crate::error::user;
 use crate::text::escape;
 
@@ -56,9 +55,12 @@ pub(super) async fn watch(remote: &Remote, id: &str, form: Form, out: &mut dyn W
     if form == Form::Bars {
         bars(remote, (id, &path), &jobs).await?;
     } else {
-        lines(remote, &path, jobs, form, out).await?;
+        lines(remote, &path, &jobs, form, out).await?;
     }
     let (jobs, _) = jobs_of(remote, id).await?;
+    if form == Form::Lines {
+        summary(&jobs, out)?;
+    }
     let bad: Vec<&Job> = jobs.iter().filter(|job| !matches!(job.state, JobState::Succeeded | JobState::Stopped)).collect();
     match bad.as_slice() {
         [] => Ok(()),
@@ -69,15 +71,25 @@ pub(super) async fn watch(remote: &Remote, id: &str, form: Form, out: &mut dyn W
     }
 }
 
+/// What has become of them.
+fn summary(jobs: &[Job], out: &mut dyn Write) -> anyhow::Result<()> {
+    let row = |job: &Job| {
+        let [step, loss, held_out] = table::progress(job);
+        [job.id.clone(), job.name.clone(), job.state.as_str().to_owned(), step, loss, held_out]
+    };
+    writeln!(out)?;
+    Ok(table::write(out, ["ID", "NAME", "STATE", "STEP", "LOSS", "HELD-OUT"], &jobs.iter().map(row).collect::<Vec<_>>())?)
+}
+
 /// Shows every event.
-async fn lines(remote: &Remote, path: &str, jobs: Vec<Job>, form: Form, out: &mut dyn Write) -> anyhow::Result<()> {
-    let names: BTreeMap<String, String> = jobs.into_iter().map(|job| (job.id, job.name)).collect();
+async fn lines(remote: &Remote, path: &str, jobs: &[Job], form: Form, out: &mut dyn Write) -> anyhow::Result<()> {
+    let mut lines = Lines::new(jobs);
     sse::follow(remote, path, aloud, |frame| {
         if form == Form::Json {
             writeln!(out, "{}", frame.data)?;
         } else {
             let event: Event = serde_json::from_str(&frame.data)?;
-            if let Some(text) = named(&event, &names) {
+            if let Some(text) = lines.of(&event) {
                 writeln!(out, "{text}")?;
             }
         }
@@ -88,12 +100,12 @@ async fn lines(remote: &Remote, path: &str, jobs: Vec<Job>, form: Form, out: &mu
 
 /// Shows how far each of them is. Places in the queue are asked for from time to time: they change without an event.
 async fn bars(remote: &Remote, (id, path): (&str, &str), jobs: &[Job]) -> anyhow::Result<()> {
-    let names: BTreeMap<String, String> = jobs.iter().map(|job| (job.id.clone(), job.name.clone())).collect();
+    let mut lines = Lines::new(jobs);
     let bars = RefCell::new(Bars::new(jobs));
     let say = |text: &str| bars.borrow().say(text);
     let followed = sse::follow(remote, path, say, |frame| {
         let event: Event = serde_json::from_str(&frame.data)?;
-        bars.borrow_mut().take(&event, named(&event, &names).as_deref());
+        bars.borrow_mut().take(&event, lines.of(&event).as_deref());
         Ok(())
     });
     let places = async {
@@ -118,51 +130,4 @@ async fn bars(remote: &Remote, (id, path): (&str, &str), jobs: &[Job]) -> anyhow
 pub(super) fn aloud(text: &str) {
     // Whoever reads neither has gone.
     drop(writeln!(std::io::stderr(), "{text}"));
-}
-
-/// An event's line, behind its member's name.
-fn named(event: &Event, names: &BTreeMap<String, String>) -> Option<String> {
-    let name = names.get(&event.job).map(String::as_str).unwrap_or_default();
-    let before = if name.is_empty() { String::new() } else { format!("[{}] ", escape(name)) };
-    line(event).map(|text| format!("{before}{text}"))
-}
-
-/// An event, for people.
-fn line(event: &Event) -> Option<String> {
-    let field = |name: &str| event.body.get(name);
-    let text = |name: &str| field(name).and_then(Value::as_str).map(escape).unwrap_or_default();
-    let number = |name: &str| field(name).map(Value::to_string).unwrap_or_default();
-    Some(match event.kind {
-        EventKind::State => {
-            let more: Vec<String> = ["placed", "reason", "message", "stop"]
-                .into_iter()
-                .filter(|name| field(name).is_some())
-                .map(|name| format!("{name} {}", text(name)))
-                .collect();
-            let more = if more.is_empty() { String::new() } else { format!(" ({})", more.join(", ")) };
-            format!("{}{more}", text("state"))
-        }
-        EventKind::Step => format!("step {}  loss {}", number("step"), number("loss")),
-        EventKind::Evaluation => format!("step {}  {} loss {}", number("step"), text("data"), number("loss")),
-        EventKind::Metric => format!("step {}  {} {}", number("step"), text("name"), number("value")),
-        EventKind::Progress => return None,
-        EventKind::Log => format!("{}: {}", text("level"), text("message")),
-        EventKind::Artifact => format!("step {}  saved {}", number("step"), text("name")),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use nodus_api::{Event, EventKind};
-    use serde_json::json;
-
-    use super::line;
-
-    #[test]
-    fn events_read_well_and_move_no_cursor() {
-        let line = |kind, body| line(&Event { position: 1, job: "j".into(), ms: 0, kind, body });
-        assert_eq!(line(EventKind::State, json!({"state": "running", "placed": "cpu"})).unwrap(), "running (placed cpu)");
-        assert_eq!(line(EventKind::Step, json!({"step": 3, "loss": 1.5})).unwrap(), "step 3  loss 1.5");
-        assert_eq!(line(EventKind::Log, json!({"level": "info", "message": "a\u{1b}[2J"})).unwrap(), "info: a\\u{1b}[2J");
-    }
 }

@@ -223,6 +223,10 @@ mod tests {
         assert!(ended(libc::SIGXCPU).unwrap().unwrap_err().contains("more CPU time than it may"));
         assert!(ended(libc::SIGSEGV).unwrap().unwrap_err().contains("SIGSEGV"));
         assert!(ended(libc::SIGKILL).unwrap_err().to_string().contains("killed from outside"));
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
+            assert!(ended(signal).unwrap_err().to_string().contains("was killed by signal"));
+        }
+        assert!(judged(Some(Ok(Vec::new())), Err(std::io::Error::other("gone"))).unwrap_err().to_string().contains("was lost"));
         let hung = judged(None, Ok(ExitStatus::from_raw(libc::SIGKILL))).unwrap_err();
         assert!(hung.to_string().contains("took too long all the same"), "{hung}");
     }

@@ -33,9 +33,14 @@ pub(crate) fn program() -> io::Result<PathBuf> {
     if cfg!(target_os = "linux") { Ok(PathBuf::from("/proc/self/exe")) } else { std::env::current_exe() }
 }
 
-/// Whether somebody else than the process ended it: the operator, or the kernel where the machine's memory runs out.
+/// Signals that a process gets for what it does itself.
+const ITS_OWN: [i32; 8] =
+    [libc::SIGXCPU, libc::SIGSYS, libc::SIGABRT, libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP];
+
+/// Whether it was not the process that brought about its end: somebody sent it a signal (the operator, the kernel where the machine's memory runs out), or
+/// how it ended cannot be told.
 pub(crate) fn is_killed(status: &io::Result<ExitStatus>) -> bool {
-    status.as_ref().is_ok_and(|status| status.signal() == Some(libc::SIGKILL))
+    status.as_ref().map_or(true, |status| status.signal().is_some_and(|signal| !ITS_OWN.contains(&signal)))
 }
 
 /// How a process ended, to stand after its name.

@@ -35,6 +35,8 @@ use crate::paths::shown;
 use crate::store::{sync_dir, write_synced};
 use crate::text::{count, escape, one_line};
 
+/// Of what stands in `run.json`.
+const VERSION: u32 = 2;
 const RUN: &str = "run.json";
 const NEW: &str = "new";
 const PUBLISHED: &str = "published";
@@ -73,6 +75,13 @@ impl Place {
         put_aside(&self.parent, self.dir(), &name).context("setting aside what an interrupted run had kept")
     }
 
+    /// The receipts of a run that nobody goes on with need not be known any more. Another version's run may not say which those are.
+    fn settle(&self, books: &Books) -> anyhow::Result<()> {
+        let began = self.parent.read(self.dir().join(RUN)).context("reading what an interrupted run kept")?;
+        let Ok(Began { account, jobs, .. }) = serde_json::from_slice(&began) else { return Ok(()) };
+        (0..jobs.len()).try_for_each(|number| books.settle(&Account::local(&account, number, Again::Resumed(false)).job))
+    }
+
     /// Forgets the run.
     fn clear(&self) -> anyhow::Result<()> {
         match self.parent.remove_dir_all(&self.name) {
@@ -89,6 +98,12 @@ impl Place {
         let parent = self.parent.try_clone().context("opening the folder of a run's journals")?;
         Ok(Self { parent, name: self.name.clone() })
     }
+}
+
+/// What is looked at before all else: another version's may look otherwise.
+#[derive(Deserialize)]
+struct Version {
+    version: String,
 }
 
 /// A run's jobs, as they were when it began.
@@ -114,12 +129,14 @@ pub(crate) struct Keep {
 }
 
 impl Keep {
-    /// Of a run that begins with these jobs. How long a job works between two snapshots of it, and how many bytes all journals may have.
+    /// Of a run that begins with these jobs. How long a job works between two snapshots of it, and how many bytes all journals may have. Nobody goes on
+    /// with an interrupted one whose place it takes.
     ///
     /// # Errors
     /// Ours: the disk refuses.
-    pub(super) fn begin(place: &Place, jobs: &[Arc<Job>], terms: (Duration, u64)) -> anyhow::Result<Self> {
+    pub(super) fn begin(place: &Place, jobs: &[Arc<Job>], terms: (Duration, u64), books: &Books) -> anyhow::Result<Self> {
         if place.is_taken() {
+            place.settle(books)?;
             let now = place.put_aside()?;
             tracing::warn!(
                 "an earlier run into this folder was interrupted, and this one begins anew: what --resume would have gone on from is now in {}",
@@ -144,9 +161,11 @@ impl Keep {
     /// The user's: they are not. Ours: what was kept is damaged.
     pub(super) fn go_on(place: &Place, jobs: &[Arc<Job>], terms: (Duration, u64), books: &Books) -> anyhow::Result<Self> {
         let began = place.parent.read(place.dir().join(RUN)).context("reading what the interrupted run kept")?;
-        let began: Began = serde_json::from_slice(&began).context("what the interrupted run kept is damaged")?;
+        let damaged = "what the interrupted run kept is damaged";
+        let Version { version: was } = serde_json::from_slice(&began).context(damaged)?;
+        same("the version of nodus-host", &json!(was), &json!(version()))?;
+        let began: Began = serde_json::from_slice(&began).context(damaged)?;
         let keep = Self::open(place, terms, (began.account, true))?;
-        same("the version of nodus-host", &json!(began.version), &json!(version()))?;
         same("the number of jobs", &json!(began.jobs.len()), &json!(jobs.len()))?;
         for (slot, (was, job)) in (0..).map(JobSlot).zip(began.jobs.iter().zip(jobs)) {
             let name = job.name.as_deref().map_or_else(String::new, |name| format!("{}: ", escape(name)));
@@ -154,6 +173,10 @@ impl Keep {
                 same(&format!("{name}{what}"), was.get(what).unwrap_or(&Value::Null), is)?;
             }
             keep.unstop(slot, books)?;
+            // One without a journal begins anew, and may come to something else than it did: its stop could not be noted.
+            if keep.shelf.identity(&slot.0.to_string()).is_none() {
+                books.settle(&keep.account(slot.0 as usize).job)?;
+            }
         }
         Ok(keep)
     }
@@ -249,7 +272,7 @@ fn stop_name(slot: JobSlot) -> String {
 
 /// Of what is written here, and of what decides results beside the jobs.
 fn version() -> String {
-    format!("{} ({}, journals {})", env!("CARGO_PKG_VERSION"), crate::receipt::CONTRACT, journal::VERSION)
+    format!("{} ({}, journals {}, runs {VERSION})", env!("CARGO_PKG_VERSION"), crate::receipt::CONTRACT, journal::VERSION)
 }
 
 /// All that decides a job's results, but for the device class, which its journal knows.

@@ -85,7 +85,7 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let buffer_bytes_max = needs::admit(&jobs, args.lane, at_once, (&chosen, args.device), paths)?;
     let mut books = Books::open(store.dir()?)?;
     let keep = match args.resume {
-        false => Keep::begin(output.journal(), &jobs, (args.snapshot_every, args.journal_bytes))?,
+        false => Keep::begin(output.journal(), &jobs, (args.snapshot_every, args.journal_bytes), &books)?,
         true => Keep::go_on(output.journal(), &jobs, (args.snapshot_every, args.journal_bytes), &books)?,
     };
     let keep = Arc::new(keep);

@@ -16,6 +16,9 @@ use crate::text::{duration, escape};
 /// How often a plain line is written, beside the first and the last step's.
 const CADENCE: Duration = Duration::from_secs(5);
 
+/// How long a job has run at least before a rate is said of it.
+const RATED: Duration = Duration::from_secs(1);
+
 /// Where progress goes.
 pub(super) enum Sink {
     /// A bar on a screen with others.
@@ -124,10 +127,12 @@ impl Progress {
         let of = if self.total > 0 { format!("/{}", self.total) } else { String::new() };
         let mut text = format!("step {}{of}{}, loss {:.4}", report.step, which(adapter), report.loss);
         let seconds = elapsed.as_secs_f64();
-        if seconds > 0.0 {
+        // A run that goes on tells at once what it did before: no rate follows from that, nor a time.
+        let is_told = elapsed >= RATED;
+        if is_told {
             text.push_str(&format!(", {:.0} tokens/s", self.tokens as f64 / seconds));
         }
-        if self.done > 0 && self.total > self.done {
+        if is_told && self.done > 0 && self.total > self.done {
             // What the guest says of its progress can be anything: no time that a Duration cannot hold is shown.
             let left = seconds * ((self.total - self.done) as f64 / self.done as f64);
             if let Ok(left) = Duration::try_from_secs_f64(left) {
@@ -214,6 +219,7 @@ mod tests {
         (progress.tokens, progress.done, progress.total) = (100, 5, 20);
         let Event::Step { report, .. } = step(5) else { unreachable!() };
         assert_eq!(progress.text(0, &report, Duration::from_secs(10)), "step 5/20, loss 3.0000, 10 tokens/s, 30 s left");
+        assert_eq!(progress.text(0, &report, Duration::from_millis(10)), "step 5/20, loss 3.0000", "all of it was done before a resume");
         assert_eq!(progress.text(2, &report, Duration::from_secs(10)), "step 5/20 of adapter 2, loss 3.0000, 10 tokens/s, 30 s left");
     }
 

@@ -51,7 +51,12 @@ impl FromRequestParts<App> for Caller {
 }
 
 async fn bearer(headers: &HeaderMap, app: &App) -> Result<(Bearer, Digest), Failure> {
-    let refused = || Failure::new(Code::Unauthenticated, "expected the header `Authorization: Bearer TOKEN` with a token that is valid");
+    let refused = || {
+        Failure::new(
+            Code::Unauthenticated,
+            "the request has no token, or one that is not valid: expected the header `Authorization: Bearer TOKEN`",
+        )
+    };
     let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let (scheme, token) = given.and_then(|value| value.split_once(' ')).ok_or_else(refused)?;
     if !scheme.eq_ignore_ascii_case("bearer") {

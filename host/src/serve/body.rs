@@ -11,6 +11,7 @@ use axum::http::request::Parts;
 use nodus_api::Code;
 use nodus_state::{CohortId, JobId};
 use serde::de::DeserializeOwned;
+use serde_json::error::Category;
 
 use super::failure::Failure;
 use super::service::App;
@@ -44,9 +45,20 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
                 Failure::new(Code::BadBody, "the body broke off")
             }
         })?;
-        serde_json::from_slice(&bytes).map(Self).map_err(|error| Failure::new(Code::BadBody, error.to_string()))
+        serde_json::from_slice(&bytes).map(Self).map_err(|error| Failure::new(Code::BadBody, wrong(&error)))
     }
 }
+
+/// What is wrong with a body: JSON that says something else, or none.
+fn wrong(error: &serde_json::Error) -> String {
+    match error.classify() {
+        Category::Data => error.to_string(),
+        _ => format!("expected JSON: what is at line {}, column {} is none", error.line(), error.column()),
+    }
+}
+
+/// How axum begins what it says of a query.
+const OF_QUERY: &str = "Failed to deserialize query string: ";
 
 /// The query, every key of it known.
 pub(super) struct Query<T>(pub(super) T);
@@ -56,7 +68,10 @@ impl<T: DeserializeOwned> FromRequestParts<App> for Query<T> {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
         let read = axum::extract::Query::from_request_parts(parts, app).await;
-        read.map(|axum::extract::Query(value)| Self(value)).map_err(|error| Failure::new(Code::BadParameter, error.body_text()))
+        read.map(|axum::extract::Query(value)| Self(value)).map_err(|error| {
+            let text = error.body_text();
+            Failure::new(Code::BadParameter, format!("query: {}", text.strip_prefix(OF_QUERY).unwrap_or(&text)))
+        })
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use toml::{Table, Value};
 
-use crate::cli::{FloorArgs, ReadyMade};
+use crate::cli::{FloorArgs, ReadyMade, parse_memory};
 use crate::error::user;
 use crate::limits::Limit;
 use crate::text::{escape, nearest, parse_bytes, parse_seconds};
@@ -109,7 +109,10 @@ impl<'a> Setting<'a> {
             }
             "threads" => floor.threads = Some(self.count()?),
             "trunk_cache" => floor.trunk_cache = Some(self.bytes()?),
-            "memory" => floor.memory = Some(self.bytes()?),
+            "memory" => {
+                let memory = parse_memory(&self.bytes()?.to_string());
+                floor.memory = Some(memory.map_err(|_| self.wrong("at least 16MiB, such as \"8GiB\""))?);
+            }
             "snapshot_every" => floor.snapshot_every = Some(self.seconds()?),
             "journal_bytes" => floor.journal_bytes = Some(self.bytes()?),
             "mps_engines" => floor.mps_engines = Some(self.count()?),
@@ -258,6 +261,7 @@ wall-ms = 1000
             ("dtype = \"f16\"", "\"bf16\""),
             ("memory = \"much\"", "512MiB"),
             ("memory = -1", "512MiB"),
+            ("memory = \"10KiB\"", "at least 16MiB"),
             ("snapshot_every = 0", "a number of seconds above 0"),
             ("patience = \"30\"", "a number of seconds above 0"),
             ("mps_engines = 0", "a whole number from 1"),

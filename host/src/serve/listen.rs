@@ -3,12 +3,16 @@
 //! Never listens where strangers are without TLS, unless the operator insists.
 
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use axum_server::Handle;
 use axum_server::tls_rustls::RustlsConfig;
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::config::Settings;
@@ -16,7 +20,7 @@ use super::door::Door;
 use super::routes;
 use super::service::App;
 use crate::error::user;
-use crate::paths::Paths;
+use crate::paths::{Paths, shown};
 
 /// How long the first request of a connection may take to arrive.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
@@ -26,12 +30,14 @@ const NEXT_REQUEST: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(10);
 /// Longest certificate or key file.
 const PEM_BYTES_MAX: u64 = 1 << 20;
+/// All that is spoken: HTTP/2 would add streams, header tables and resets to bound, and gains an API of few requests nothing.
+const ALPN: &[u8] = b"http/1.1";
 
 /// An address that is taken, and what is spoken there.
 pub(super) struct Bound {
     listener: TcpListener,
     address: SocketAddr,
-    tls: Option<(Vec<u8>, Vec<u8>)>,
+    tls: Option<Arc<ServerConfig>>,
     /// Whether others speak TLS in front of it, and all connections are theirs.
     is_behind_proxy: bool,
 }
@@ -45,10 +51,9 @@ impl Bound {
 /// Takes the address.
 ///
 /// # Errors
-/// The user's: it is taken, or is for strangers without TLS.
+/// The user's: it is taken, or is for strangers without TLS; certificate and key are none, or do not go together.
 pub(super) fn bind(paths: Paths, settings: &Settings) -> anyhow::Result<Bound> {
-    let read = |(cert, key): &(PathBuf, PathBuf)| anyhow::Ok((paths.read(cert, PEM_BYTES_MAX)?, paths.read(key, PEM_BYTES_MAX)?));
-    let tls = settings.tls.as_ref().map(read).transpose()?;
+    let tls = settings.tls.as_ref().map(|(cert, key)| tls(paths, cert, key)).transpose()?;
     if tls.is_none() && !settings.listen.ip().is_loopback() && !settings.is_insecure {
         return Err(user(format!(
             "{} can be reached by others, and tokens would travel in the clear: give --tls-cert and --tls-key, or --insecure behind a proxy that speaks TLS",
@@ -61,10 +66,25 @@ pub(super) fn bind(paths: Paths, settings: &Settings) -> anyhow::Result<Bound> {
     Ok(Bound { listener, address, tls, is_behind_proxy: settings.is_insecure })
 }
 
+/// What TLS is spoken with.
+fn tls(paths: Paths, cert: &Path, key: &Path) -> anyhow::Result<Arc<ServerConfig>> {
+    // One process, one provider; a second installation is the same one.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    let chain = CertificateDer::pem_slice_iter(&paths.read(cert, PEM_BYTES_MAX)?).collect::<Result<Vec<_>, _>>();
+    let chain = chain.ok().filter(|chain| !chain.is_empty());
+    let chain = chain.ok_or_else(|| user(format!("{}: expected a certificate chain as PEM, the service's own first", shown(cert))))?;
+    let secret = PrivateKeyDer::from_pem_slice(&paths.read(key, PEM_BYTES_MAX)?);
+    let secret = secret.map_err(|_| user(format!("{}: expected a private key as PEM, without a passphrase", shown(key))))?;
+    let config = ServerConfig::builder().with_no_client_auth().with_single_cert(chain, secret);
+    let mut config = config.map_err(|error| user(format!("{} and {} cannot be used together: {error}", shown(cert), shown(key))))?;
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    Ok(config.into())
+}
+
 /// Answers requests until the process is asked to end (SIGINT, SIGTERM); then those under way, and no more.
 ///
 /// # Errors
-/// The user's: certificate and key do not go together. Ours: the listener failed.
+/// Ours: the listener failed.
 pub(super) async fn answer(app: App, bound: Bound) -> anyhow::Result<()> {
     let door = Door::new(raise_descriptors(), bound.is_behind_proxy);
     let handle = Handle::new();
@@ -76,12 +96,9 @@ pub(super) async fn answer(app: App, bound: Bound) -> anyhow::Result<()> {
             server.http_builder().http1().header_read_timeout(NEXT_REQUEST);
             server.http1_only().first_request_timeout(FIRST_REQUEST).handle(handle).serve(service).await
         }
-        Some((cert, key)) => {
-            // One process, one provider; a second installation is the same one.
-            drop(rustls::crypto::ring::default_provider().install_default());
-            let config = RustlsConfig::from_pem(cert, key).await;
-            let config = config.map_err(|error| user(format!("the certificate and its key cannot be used: {error}")))?;
-            let mut server = axum_server::from_tcp_rustls(bound.listener, config).context("listening")?.map(|tls| tls.acceptor(door));
+        Some(config) => {
+            let server = axum_server::from_tcp_rustls(bound.listener, RustlsConfig::from_config(config)).context("listening")?;
+            let mut server = server.map(|tls| tls.acceptor(door));
             server.http_builder().http1().header_read_timeout(NEXT_REQUEST);
             server.http1_only().first_request_timeout(FIRST_REQUEST).handle(handle).serve(service).await
         }

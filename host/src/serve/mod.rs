@@ -61,13 +61,13 @@ pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &
     let spans = settings.otlp.as_deref().map(telemetry::export).transpose()?;
     let (store, state) = (Arc::new(store), Arc::new(open_state(surroundings.paths, data_dir, Access::Whole)?));
     let recorder = gauges::recorder()?;
-    let offers = service::Offers { merged: settings.offers_merged, lanes: settings.lanes, limits: settings.limits };
+    let offers =
+        service::Offers { merged: settings.offers_merged, lanes: settings.lanes, limits: settings.limits, holds: settings.floor.hold };
     let app = service::App::new(store.clone(), state.clone(), settings.sandbox, recorder.handle(), offers)?;
     metrics::set_global_recorder(recorder).context("installing what keeps the numbers")?;
     gauges::describe();
     floor::describe();
     ready_made::register(&app, surroundings.paths, &settings.components)?;
-    writeln!(out, "listening on {}", bound.url()).and_then(|()| out.flush()).context("writing to standard output")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.spawn(housekeeping::keep(app.clone()));
     runtime.spawn(housekeeping::watch_bars(app.clone()));
@@ -76,6 +76,8 @@ pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &
         let _on = floor_threads.enter();
         Floor::of_service((store, state, data_dir), surroundings, &settings.floor, settings.sandbox)?
     };
+    // Scripts wait for this line: all that could still refuse has been opened.
+    writeln!(out, "listening on {}", bound.url()).and_then(|()| out.flush()).context("writing to standard output")?;
     runtime.block_on(async {
         let answered = listen::answer(app, bound).await;
         if let Some(floor) = floor {

@@ -44,6 +44,8 @@ pub(super) struct Offers {
     pub(super) lanes: Vec<Lane>,
     /// What they may set a job's limits to.
     pub(super) limits: Limits,
+    /// Jobs are taken, and none is started.
+    pub(super) holds: bool,
 }
 
 /// What all requests share.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nodus_api::{Code, HeldOut as AskedHeldOut, SubmitRequest};
-use nodus_formats::data::HeldOut as Share;
+use nodus_formats::data::{Form, HeldOut as Share};
 use nodus_protocol::{Digest, LoraConfig};
 use nodus_sandbox::Limits;
 use nodus_state::{HeldOut, Item, ItemKind, JobSpec, Lane, Named, Priority, Reference, TenantId};
@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::adapters::Adapters;
 use super::failure::Failure;
 use super::service::Service;
-use crate::error::user;
+use crate::error::{there_are, user};
 use crate::limits::{self, Limit, over};
 use crate::name::Name;
 use crate::run::inputs::{OpenModel, Parts};
@@ -46,7 +46,8 @@ pub(super) fn specs(service: &Service, of: TenantId, request: SubmitRequest) -> 
     let model = service.planner.model(service, &request.model)?;
     let data = item(service, of, ItemKind::Data, &request.data)?;
     let refused = |error: anyhow::Error| Failure::of(Code::JobRefused, error);
-    let (held_out, parts) = parts(service, of, &data, request.held_out.as_ref())?;
+    tokenised(&model, &data)?;
+    let (held_out, parts) = parts(service, of, (&model, &data), request.held_out.as_ref())?;
     let given = given(&request.limits).map_err(refused)?;
     let lane = match request.lane {
         nodus_api::Lane::Fused => Lane::Fused,
@@ -130,15 +131,36 @@ fn item(service: &Service, of: TenantId, kind: ItemKind, text: &str) -> Result<I
     };
     match service.state.item(of, kind, &reference) {
         Err(nodus_state::StateError::NotFound(what)) => {
-            let shown = escape(&text.chars().take(80).collect::<String>());
-            Err(Failure::new(Code::JobRefused, format!("there is no {what} `{shown}`: expected one of yours, or of those for all")))
+            let asked: String = text.chars().take(80).collect();
+            let items = service.state.items(of, kind)?;
+            let names: Vec<String> = items.into_iter().map(|item| item.name.unwrap_or_else(|| item.digest.to_string())).collect();
+            let are = there_are(&asked, &names, "`nodus-host upload FILE` adds one");
+            Err(Failure::new(Code::JobRefused, format!("there is no {what} `{}`{are}", escape(&asked))))
         }
         found => Ok(found?),
     }
 }
 
+/// Refuses text that nothing could make tokens of.
+fn tokenised(model: &OpenModel, data: &Item) -> Result<(), Failure> {
+    let form = data.about.get("form").and_then(Value::as_str).unwrap_or_default();
+    if model.text.is_some() || form == Form::Tokens.to_string() {
+        return Ok(());
+    }
+    let (model, data) = (&model.name, data.name.as_deref().unwrap_or_default());
+    Err(Failure::new(
+        Code::JobRefused,
+        format!("data set `{data}` is {form}, and model `{model}` came without a tokenizer: expected rows of `tokens`"),
+    ))
+}
+
 /// What the job trains on and may evaluate on, as the state keeps it and as rows.
-fn parts(service: &Service, of: TenantId, data: &Item, asked: Option<&AskedHeldOut>) -> Result<(HeldOut, Parts), Failure> {
+fn parts(
+    service: &Service,
+    of: TenantId,
+    (model, data): (&OpenModel, &Item),
+    asked: Option<&AskedHeldOut>,
+) -> Result<(HeldOut, Parts), Failure> {
     let open = |item: &Item| -> Result<(Name, cap_std::fs::File), Failure> {
         let files = service.state.item_files(of, ItemKind::Data, &Reference::Digest(item.digest))?;
         let file = files.first().ok_or_else(|| Failure::ours(anyhow::anyhow!("data set {} has no file", item.digest)))?;
@@ -150,6 +172,7 @@ fn parts(service: &Service, of: TenantId, data: &Item, asked: Option<&AskedHeldO
         None => return Ok((HeldOut::Nothing, (Rows::whole(name, data.digest, file), None))),
         Some(AskedHeldOut::Data(second)) => {
             let second = item(service, of, ItemKind::Data, second)?;
+            tokenised(model, &second)?;
             let (second_name, second_file) = open(&second)?;
             let named = Named { name: second_name.to_string(), digest: second.digest };
             let second = Rows::whole(second_name, second.digest, second_file);

@@ -1,11 +1,11 @@
 //! Bodies that are files: written to the disk as they come, hashed on the way, cut off beyond their size.
 //!
-//! Never holds a whole upload in memory, and keeps nothing of one that breaks off.
+//! Never holds a whole upload in memory, and keeps nothing of one that is refused.
 
 use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, BodyDataStream, Bytes, HttpBody as _};
 use axum::http::HeaderMap;
 use nodus_api::Code;
 use nodus_protocol::Digest;
@@ -20,6 +20,8 @@ use super::service::{App, Service};
 const PIECES_MAX: usize = 16;
 /// How long a body may take that comes as slowly as it may.
 pub(super) const PATIENCE: Patience = Patience { pause: Duration::from_secs(60), bytes_per_second: 16 << 10 };
+/// How long, and how much of it, the rest of a body that was refused is still read: hung up on, its sender would see that and not the answer.
+const LINGER: (Duration, usize) = (Duration::from_secs(5), 64 << 20);
 
 /// How slow a body may be that comes, or is taken: one that is under way keeps others from theirs.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +72,26 @@ impl Part {
 pub(super) async fn upload<T: Send + 'static>(
     app: &App,
     of: TenantId,
-    (body, parts): (Body, Option<Part>),
+    (headers, body): (&HeaderMap, Body),
+    bytes_max: u64,
+    end: impl FnOnce(&Service, Staged<'_>) -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let length = body.size_hint().exact();
+    let mut body = body.into_data_stream();
+    let taken = match Part::of(headers) {
+        Ok(part) => take(app, of, (&mut body, length, part), bytes_max, end).await,
+        Err(failure) => Err(failure),
+    };
+    if taken.is_err() {
+        tokio::spawn(linger(body));
+    }
+    taken
+}
+
+async fn take<T: Send + 'static>(
+    app: &App,
+    of: TenantId,
+    (body, length, part): (&mut BodyDataStream, Option<u64>, Option<Part>),
     bytes_max: u64,
     end: impl FnOnce(&Service, Staged<'_>) -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
@@ -82,13 +103,11 @@ pub(super) async fn upload<T: Send + 'static>(
     let (pieces, inbox) = mpsc::channel::<Piece>(PIECES_MAX);
     let (begin, begun) = oneshot::channel();
     let written = app.blocking(move |service| {
-        let staged = match parts {
+        let staged = match part {
             None => service.state.receive(of, bytes_max)?,
             Some(Part { digest, offset }) => service.state.resume(of, digest, offset, bytes_max)?,
         };
-        // Who sends may be gone.
-        begin.send(()).ok();
-        let mut staged = write(staged, inbox, bytes_max)?;
+        let mut staged = write(staged, (begin, inbox), (length, bytes_max))?;
         staged.finish()?;
         // Few at a time: this thread waits, and no request's thread.
         let _permit = tokio::runtime::Handle::current().block_on(service.checks.acquire()).map_err(|error| Failure::ours(error.into()))?;
@@ -98,13 +117,27 @@ pub(super) async fn upload<T: Send + 'static>(
     written
 }
 
+/// Reads on, and keeps nothing.
+async fn linger(mut body: BodyDataStream) {
+    let (time, mut rest) = LINGER;
+    let read = async {
+        while let Some(Ok(piece)) = body.next().await
+            && piece.len() <= rest
+        {
+            rest -= piece.len();
+        }
+    };
+    // However far it came.
+    drop(tokio::time::timeout(time, read).await);
+}
+
 /// Passes a body on piece by piece, once whoever takes them has begun. What the host itself takes its time for is not held against the sender: what
 /// came before is read again, and disks are slow.
-async fn send(body: Body, pieces: mpsc::Sender<Piece>, begun: oneshot::Receiver<()>, patience: Patience) {
+async fn send(body: &mut BodyDataStream, pieces: mpsc::Sender<Piece>, begun: oneshot::Receiver<()>, patience: Patience) {
     if begun.await.is_err() {
         return;
     }
-    let (mut body, mut began, mut bytes) = (body.into_data_stream(), Instant::now(), 0_u64);
+    let (mut began, mut bytes) = (Instant::now(), 0_u64);
     loop {
         let until = (began + patience.whole(bytes)).min(Instant::now() + patience.pause);
         let piece = match tokio::time::timeout_at(until.into(), body.next()).await {
@@ -131,19 +164,46 @@ impl std::fmt::Display for Patience {
     }
 }
 
-fn write(mut staged: Staged<'_>, mut inbox: mpsc::Receiver<Piece>, bytes_max: u64) -> Result<Staged<'_>, Failure> {
-    while let Some(piece) = inbox.blocking_recv() {
-        staged.write_all(&piece?).map_err(|error| match (error.kind(), error.downcast::<StateError>()) {
-            (_, Ok(refused)) => refused.into(),
-            (io::ErrorKind::FileTooLarge, _) => Failure::new(Code::TooLarge, format!("expected at most {bytes_max} bytes")),
-            (io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded, _) => StateError::Full.into(),
-            (_, Err(error)) => Failure::ours(anyhow::Error::from(error).context("writing an upload")),
-        })?;
+/// Writes what comes, once there is room for as much as is said to come. What is refused for its size is refused for good.
+fn write(
+    mut staged: Staged<'_>,
+    (begin, mut inbox): (oneshot::Sender<()>, mpsc::Receiver<Piece>),
+    (length, bytes_max): (Option<u64>, u64),
+) -> Result<Staged<'_>, Failure> {
+    let announced = length.map_or(Ok(()), |length| staged.announce(length));
+    if announced.is_ok() {
+        // Who sends may be gone.
+        begin.send(()).ok();
     }
-    if staged.bytes() == 0 {
-        return Err(Failure::new(Code::BadBody, "the body is empty"));
+    let mut taken = announced;
+    while taken.is_ok()
+        && let Some(piece) = inbox.blocking_recv()
+    {
+        let piece = piece?;
+        taken = staged.write_all(&piece);
     }
-    Ok(staged)
+    match taken {
+        Ok(()) if staged.bytes() == 0 => Err(Failure::new(Code::BadBody, "the body is empty")),
+        Ok(()) => Ok(staged),
+        Err(error) => Err(refused(error, staged, bytes_max)),
+    }
+}
+
+fn refused(error: io::Error, staged: Staged<'_>, bytes_max: u64) -> Failure {
+    match (error.kind(), error.downcast::<StateError>()) {
+        (_, Ok(refused)) => {
+            if refused.is_refusal() {
+                staged.forget();
+            }
+            refused.into()
+        }
+        (io::ErrorKind::FileTooLarge, _) => {
+            staged.forget();
+            Failure::new(Code::TooLarge, format!("expected at most {bytes_max} bytes"))
+        }
+        (io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded, _) => StateError::Full.into(),
+        (_, Err(error)) => Failure::ours(anyhow::Error::from(error).context("writing an upload")),
+    }
 }
 
 #[cfg(test)]
@@ -162,7 +222,8 @@ mod tests {
         let (taken, mut inbox) = mpsc::channel::<Piece>(1);
         let (begin, begun) = oneshot::channel();
         begin.send(()).unwrap();
-        tokio::spawn(send(Body::from_stream(ReceiverStream::new(body)), taken, begun, patience));
+        let mut body = Body::from_stream(ReceiverStream::new(body)).into_data_stream();
+        tokio::spawn(async move { send(&mut body, taken, begun, patience).await });
         tokio::spawn(async move {
             for _ in 0..pieces {
                 tokio::time::sleep(every).await;
@@ -188,7 +249,8 @@ mod tests {
         let (begin, begun) = oneshot::channel();
         let (taken, mut inbox) = mpsc::channel::<Piece>(1);
         let pieces = (0..6).map(|_| Ok::<_, std::io::Error>(Bytes::from_static(b"x")));
-        tokio::spawn(send(Body::from_stream(tokio_stream::iter(pieces)), taken, begun, patience));
+        let mut body = Body::from_stream(tokio_stream::iter(pieces)).into_data_stream();
+        tokio::spawn(async move { send(&mut body, taken, begun, patience).await });
         // It reads what came before; then each piece takes it longer than the sender may pause.
         tokio::time::sleep(2 * patience.pause).await;
         begin.send(()).unwrap();

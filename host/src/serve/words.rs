@@ -71,7 +71,14 @@ fn held_out(held_out: HeldOut) -> Option<api::HeldOut> {
     }
 }
 
-pub(super) fn job(job: Job, last_step: Option<Value>, progress: Option<Value>) -> api::Job {
+/// What a job told last.
+pub(super) struct News {
+    pub(super) step: Option<Value>,
+    pub(super) evaluation: Option<Value>,
+    pub(super) progress: Option<Value>,
+}
+
+pub(super) fn job(job: Job, news: News) -> api::Job {
     let spec = job.spec;
     api::Job {
         id: job.id.to_string(),
@@ -96,8 +103,9 @@ pub(super) fn job(job: Job, last_step: Option<Value>, progress: Option<Value>) -
         lane: lane(spec.lane),
         priority: priority(spec.priority),
         receipt: job.has_receipt,
-        last_step,
-        progress,
+        last_step: news.step,
+        last_evaluation: news.evaluation,
+        progress: news.progress,
         device_ms: job.device_ms,
         submitted_ms: job.submitted_ms,
         started_ms: job.started_ms,

@@ -178,6 +178,24 @@ impl Staged<'_> {
         self.blobs.dir.open(&self.name).map_err(StateError::file("reading what was uploaded"))
     }
 
+    /// So many bytes more are said to come: refuses what would be refused on the way, before any of them comes.
+    ///
+    /// # Errors
+    /// As writing them.
+    pub fn announce(&self, more: u64) -> io::Result<()> {
+        self.fits(more)?;
+        self.share.as_ref().map_or(Ok(()), |(share, measure)| share.admits(more, measure)).map_err(io::Error::other)
+    }
+
+    /// Refused for good: nothing of it stays to be gone on with.
+    pub fn forget(mut self) {
+        self.stays = false;
+    }
+
+    fn fits(&self, more: u64) -> io::Result<()> {
+        if self.bytes.saturating_add(more) > self.bytes_max { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(()) }
+    }
+
     /// All of it came: from here on it is gone where it is dropped.
     ///
     /// # Errors
@@ -227,9 +245,7 @@ impl Write for Staged<'_> {
     /// Refuses what goes beyond the size that was allowed, with `FileTooLarge`; beyond the quota, with the [`StateError`] within.
     fn write(&mut self, content: &[u8]) -> io::Result<usize> {
         let more = content.len() as u64;
-        if self.bytes + more > self.bytes_max {
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
+        self.fits(more)?;
         self.share.as_mut().map_or(Ok(()), |(share, measure)| share.take(more, measure)).map_err(io::Error::other)?;
         let written = self.file.write(content);
         let rest = more - written.as_ref().map_or(0, |count| *count as u64);

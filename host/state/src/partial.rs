@@ -11,6 +11,7 @@ use nodus_protocol::Digest;
 use sha2::{Digest as _, Sha256};
 
 use crate::blobs::{Blobs, Staged};
+use crate::database::lock;
 use crate::error::{Result, StateError};
 use crate::ids::TenantId;
 use crate::room::{Measure, Share};
@@ -46,6 +47,23 @@ impl State {
         }
     }
 
+    /// Drops what came of an upload that broke off.
+    ///
+    /// # Errors
+    /// There is none, or it is being uploaded now; the disk's.
+    pub fn drop_upload(&self, of: TenantId, digest: Digest) -> Result<()> {
+        let name = place(of, digest);
+        // Held, so that nobody goes on with it meanwhile.
+        let busy = lock(&self.blobs.busy);
+        if busy.contains(&name) {
+            return Err(StateError::Upload("it is being uploaded, expected one that broke off".to_owned()));
+        }
+        self.blobs.dir.remove_file(name).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => StateError::NotFound("upload"),
+            _ => StateError::file("dropping an upload that broke off")(error),
+        })
+    }
+
     /// Begins an upload of a content of this digest, or goes on with it: `offset` bytes are there. What is dropped before
     /// [`Staged::finish`] stays, to be gone on with.
     ///
@@ -60,7 +78,7 @@ impl State {
         }
         if offset == 0 && self.blobs.unfinished(of)? >= OF_ONE_MAX {
             return Err(StateError::Upload(format!(
-                "{OF_ONE_MAX} uploads of yours are unfinished, expected one of them to be finished first"
+                "{OF_ONE_MAX} uploads of yours are unfinished, expected one of them to be finished or dropped first"
             )));
         }
         let share = self.share(of, (there, Some(name.clone())))?;

@@ -64,14 +64,27 @@ impl Share {
     /// The quota has no room for them, or measuring failed.
     pub(crate) fn take(&mut self, bytes: u64, measure: &Measure<'_>) -> Result<()> {
         let mut own = lock(&self.room);
-        let (others, asked) = (own.under_way - self.bytes, self.bytes + bytes);
-        let fits = |own: &Room| within("stored-bytes", self.bound, own.beside.saturating_add(others), asked);
-        if fits(&own).is_err() {
-            own.measure(measure)?;
-            fits(&own)?;
-        }
+        self.fits(&mut own, bytes, measure)?;
         own.under_way += bytes;
         self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Whether so many bytes more could come now. Takes nothing.
+    ///
+    /// # Errors
+    /// As [`Share::take`].
+    pub(crate) fn admits(&self, bytes: u64, measure: &Measure<'_>) -> Result<()> {
+        self.fits(&mut lock(&self.room), bytes, measure)
+    }
+
+    fn fits(&self, own: &mut Room, bytes: u64, measure: &Measure<'_>) -> Result<()> {
+        let (others, asked) = (own.under_way - self.bytes, self.bytes.saturating_add(bytes));
+        let fits = |own: &Room| within("stored-bytes", self.bound, own.beside.saturating_add(others), asked);
+        if fits(own).is_err() {
+            own.measure(measure)?;
+            fits(own)?;
+        }
         Ok(())
     }
 

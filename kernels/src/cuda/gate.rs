@@ -1,6 +1,6 @@
 //! The exactness gate: before the device serves, its products and its operations must not care who stands beside a row.
 //!
-//! Never waves a failure through: a product that fails runs by the fixed-tile kernel from then on; what fails all the same is named, and the
+//! Never waves a failure through: a product that fails runs by the fixed-tile kernel from then on, gate and up with SwiGLU by their product and the kernel after it; what fails all the same is named, and the
 //! engine gives each job passes of its own.
 #![expect(unsafe_code, reason = "runs products")]
 

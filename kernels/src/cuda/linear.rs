@@ -1,6 +1,6 @@
 //! Products with frozen weights: the pinned algorithm, or the fixed-tile kernel where there is none.
 //!
-//! Never chooses by the number of rows, and never falls back while a pass runs.
+//! Never chooses by the number of rows but among what was found equal byte for byte, and never falls back while a pass runs.
 #![expect(unsafe_code, reason = "launches products")]
 
 use std::sync::Arc;

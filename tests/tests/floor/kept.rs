@@ -88,7 +88,7 @@ fn what_is_kept_of_a_disabled_tenants_job_is_there_when_it_goes_on() {
         server.end();
     }
     let server = Server::start_keeping(&scene, EVERY);
-    scene.host.ok(["tenant", "disable", "--undo", "acme"]);
+    scene.host.ok(["tenant", "enable", "acme"]);
     assert_eq!(server.ended(id)["state"], "succeeded");
     assert_eq!(scene.went_on().len(), 1, "it began anew");
     assert_same(&kept(&scene.host.path("run")), &kept(&server.fetch(id, "fetched")), "after its tenant was disabled");

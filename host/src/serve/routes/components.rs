@@ -14,8 +14,7 @@ use nodus_protocol::Digest;
 use nodus_state::{Item, ItemKind, NewItem, Owner, Reference, Staged, TenantId};
 
 use super::usual::{App, Caller, Failure, Service, Text};
-use crate::serve::upload::{self, Part};
-use crate::serve::words;
+use crate::serve::{upload, words};
 
 /// A component's one file.
 pub(in crate::serve) const FILE: &str = "component.wasm";
@@ -40,8 +39,7 @@ pub(super) async fn upload(
 ) -> Result<(StatusCode, Json<Component>), Failure> {
     let of = caller.0.id;
     let (item, is_new) =
-        upload::upload(&app, of, (body, Part::of(&headers)?), app.upload.component_bytes, move |service, staged| keep(service, of, staged))
-            .await?;
+        upload::upload(&app, of, (&headers, body), app.upload.component_bytes, move |service, staged| keep(service, of, staged)).await?;
     Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(words::component(item))))
 }
 

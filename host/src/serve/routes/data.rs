@@ -15,12 +15,11 @@ use serde_json::json;
 
 use super::usual::{App, Caller, Failure, Service, Text};
 use crate::name::Name;
-use crate::serve::upload::{self, Part};
-use crate::serve::words;
+use crate::serve::{upload, words};
 
 /// A data set's one file.
 const FILE: &str = "data.jsonl";
-/// Longest data set, where the tenant's quota does not say less.
+/// Longest data set; the tenant's quota may say less.
 const BYTES_MAX: u64 = 16 << 30;
 
 /// Upload a data set
@@ -45,10 +44,9 @@ pub(super) async fn put(
     body: Body,
 ) -> Result<(StatusCode, Json<DataSet>), Failure> {
     let name: Name = name.parse().map_err(|error: crate::name::NameError| Failure::new(Code::BadParameter, error.to_string()))?;
-    let (of, bound) = (caller.0.id, caller.0.quota.stored_bytes);
-    let bytes_max = bound.map_or(BYTES_MAX, |bound| bound.min(BYTES_MAX));
+    let of = caller.0.id;
     let (item, is_new) =
-        upload::upload(&app, of, (body, Part::of(&headers)?), bytes_max, move |service, staged| keep(service, of, &name, staged)).await?;
+        upload::upload(&app, of, (&headers, body), BYTES_MAX, move |service, staged| keep(service, of, &name, staged)).await?;
     Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(words::data_set(item))))
 }
 

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::usual::{App, Caller, Failure, Id, Json, Query, Service};
+use crate::serve::words::News;
 use crate::serve::{submit, words};
 
 /// Longest idempotency key.
@@ -113,15 +114,18 @@ pub(super) async fn list(State(app): State<App>, caller: Caller, Query(query): Q
 }
 
 /// A job with what it told last.
-fn with_news(service: &Service, of: TenantId, job: nodus_state::Job) -> Result<Job, Failure> {
+fn with_news(service: &Service, of: TenantId, mut job: nodus_state::Job) -> Result<Job, Failure> {
     let latest = |kind| match service.state.latest_event(of, job.id, kind) {
         Ok(event) => Ok(event.and_then(|event| serde_json::from_str(&event.body).ok())),
         // Deleted since it was listed.
         Err(StateError::NotFound(_)) => Ok(None),
         Err(error) => Err(error),
     };
-    let (last_step, progress) = (latest(EventKind::Step)?, latest(EventKind::Progress)?);
-    Ok(words::job(job, last_step, progress))
+    let (step, evaluation, progress) = (latest(EventKind::Step)?, latest(EventKind::Evaluation)?, latest(EventKind::Progress)?);
+    if service.offers.holds && job.state == nodus_state::JobState::Queued {
+        job.reason = Some("the service takes jobs and starts none now".to_owned());
+    }
+    Ok(words::job(job, News { step, evaluation, progress }))
 }
 
 /// Look a job up

@@ -47,7 +47,7 @@ pub(super) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(components::get, components::remove))
         .routes(routes!(data::put, data::get, data::remove))
         .routes(routes!(data::list))
-        .routes(routes!(uploads::get))
+        .routes(routes!(uploads::get, uploads::remove))
         .routes(routes!(models::list))
         .routes(routes!(jobs::submit, jobs::list))
         .routes(routes!(jobs::get, jobs::remove))

@@ -6,8 +6,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
-use nodus_api::{Code, JobLedger, Problem, SubmitRequest, Submitted};
-use nodus_receipts::ledger::BytesEvent;
+use nodus_api::{Code, Problem, SubmitRequest, Submitted};
 use nodus_state::{Access, Finish, ItemKind, JobId, Lane, NewItem, Outcome, Owner, Quota, State};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -15,7 +14,6 @@ use tokio_stream::StreamExt as _;
 use tower::ServiceExt as _;
 
 use super::{document, router};
-use crate::books::{Account, Again, Books};
 use crate::cli::{Dtype, SandboxArgs};
 use crate::import;
 use crate::random::{Recipe, Shape};
@@ -53,7 +51,7 @@ fn rig() -> Rig {
         state.into(),
         SandboxArgs::default(),
         numbers,
-        Offers { merged: false, lanes: vec![Lane::Fused, Lane::Solo], limits: crate::limits::MAXIMA },
+        Offers { merged: false, lanes: vec![Lane::Fused, Lane::Solo], limits: crate::limits::MAXIMA, holds: true },
     )
     .unwrap();
     Rig { router: router(app.clone()), app, tokens, _folder: folder }
@@ -225,6 +223,7 @@ async fn a_sweep_is_planned_and_queued_and_a_key_makes_it_one() {
 async fn refusals_say_what_would_be_right() {
     let rig = rig();
     let token = Some(rig.tokens[0].as_str());
+    assert_eq!(rig.call("PUT", "/v1/data/text", token, "{\"text\": \"x\"}\n").await.0, StatusCode::CREATED);
     for (change, code, word) in [
         (json!({ "model": "mm" }), Code::JobRefused, "there are: m"),
         (json!({ "data": "row" }), Code::JobRefused, "row"),
@@ -242,6 +241,10 @@ async fn refusals_say_what_would_be_right() {
         (json!({ "lane": "mps" }), Code::NotOffered, "one of fused, solo"),
         (json!({ "hold_out": 1 }), Code::BadBody, "hold_out"),
         (json!({ "seed": -1 }), Code::BadBody, "seed"),
+        (json!({ "data": "txet" }), Code::JobRefused, "there are: rows, text"),
+        (json!({ "component": "sfx" }), Code::JobRefused, "there are: sft"),
+        (json!({ "data": "text" }), Code::JobRefused, "model `m` came without a tokenizer"),
+        (json!({ "held_out": { "data": "text" } }), Code::JobRefused, "data set `text` is text"),
     ] {
         let mut request: Value = serde_json::from_str(&submission()).unwrap();
         for (key, value) in change.as_object().unwrap() {
@@ -251,6 +254,12 @@ async fn refusals_say_what_would_be_right() {
         let detail = problem.detail.unwrap_or_default();
         assert!(problem.code == code && (detail.contains(word) || code == Code::BadBody), "{change}: {:?} {detail}", problem.code);
     }
+    for (body, said) in [("{\"model\" 1}", "expected JSON: what is at line 1, column 10 is none"), ("{}", "missing field `component`")] {
+        let detail = rig.problem("POST", "/v1/jobs", token, body).await.detail.unwrap();
+        assert!(detail.starts_with(said), "{detail}");
+    }
+    let detail = rig.problem("GET", "/v1/jobs?state=runing", token, "").await.detail.unwrap();
+    assert!(detail.starts_with("query: state: unknown variant `runing`, expected one of `queued`"), "{detail}");
     for (path, code) in [
         ("/v1/jobs?limit=0", Code::BadParameter),
         ("/v1/jobs?state=done", Code::BadParameter),
@@ -364,29 +373,4 @@ proptest! {
             }
         });
     }
-}
-
-/// Whoever reads the ledger waits neither for components that are compiled nor for a reader that is slow, and one tenant has one turn.
-#[tokio::test]
-async fn a_jobs_ledger_is_read_in_turns_of_its_own() {
-    let rig = rig();
-    let job = rig.finished().await.jobs[0].id.clone();
-    let account = |job: &str| Account { job: job.to_owned(), tenant: "a".to_owned(), again: Again::Never };
-    let mut books = Books::open(rig.app.store.dir().unwrap()).unwrap();
-    let entry = |number| (number, BytesEvent::Written, 7);
-    books.enter(&account(&job), (0..3000).map(entry)).unwrap();
-    books.enter(&account("another"), (0..10).map(entry)).unwrap();
-    let _checks = rig.app.checks.acquire_many(2).await.unwrap();
-    let place = format!("/v1/jobs/{job}/ledger");
-    let asked = rig.call("GET", &place, Some(&rig.tokens[0]), "");
-    let (status, body) = tokio::time::timeout(Duration::from_secs(60), asked).await.expect("it waits for what is compiled");
-    assert_eq!(status, StatusCode::OK);
-    let ledger: JobLedger = serde_json::from_slice(&body).unwrap();
-    assert!(ledger.entries.len() == 3000 && ledger.entries.iter().all(|entry| entry["job"] == *job && entry["bytes"] == 7));
-    let of = rig.app.state.tenants().unwrap()[0].id;
-    let slot = rig.app.ledger_slots.take(of).unwrap();
-    assert_eq!(rig.problem("GET", &place, Some(&rig.tokens[0]), "").await.code, Code::RateLimited);
-    assert_eq!(rig.problem("GET", &place, Some(&rig.tokens[1]), "").await.code, Code::NotFound, "another tenant's is not there");
-    drop(slot);
-    assert_eq!(rig.call("GET", &place, Some(&rig.tokens[0]), "").await.0, StatusCode::OK);
 }

@@ -69,6 +69,29 @@ fn what_came_of_an_upload_counts_in_the_quota() {
     assert!(f.state.resume(a, Digest::of(b"first"), 6, 100).is_ok());
 }
 
+#[test]
+fn what_is_announced_is_refused_before_it_comes_and_what_came_can_be_dropped() {
+    let f = fixture();
+    let a = f.state.add_tenant("a", Quota { stored_bytes: Some(10), ..Quota::DEFAULT }).unwrap().id;
+    let digest = Digest::of(b"eleven bytes");
+    let mut staged = f.state.resume(a, digest, 0, 100).unwrap();
+    staged.write_all(b"eleven").unwrap();
+    assert!(staged.announce(4).is_ok());
+    let refused = staged.announce(5).unwrap_err().downcast::<StateError>().unwrap();
+    assert!(matches!(refused, StateError::Quota { max: 10, used: 0, asked: 11, .. }), "{refused}");
+    assert_eq!(staged.announce(u64::MAX).unwrap_err().kind(), std::io::ErrorKind::FileTooLarge);
+    assert!(matches!(f.state.drop_upload(a, digest), Err(StateError::Upload(why)) if why.contains("being uploaded")));
+    drop(staged);
+    assert!(matches!(f.state.drop_upload(f.tenant("b"), digest), Err(StateError::NotFound("upload"))));
+    f.state.drop_upload(a, digest).unwrap();
+    assert!(matches!(f.state.drop_upload(a, digest), Err(StateError::NotFound("upload"))));
+    let mut staged = f.state.resume(a, digest, 0, 100).unwrap();
+    staged.write_all(b"ten bytes!").unwrap();
+    staged.forget();
+    assert_eq!((f.state.uploaded(a, digest).unwrap(), f.state.usage(a).unwrap().stored_bytes), (0, 0));
+    assert!(f.state.receive(a, 10).unwrap().announce(10).is_ok(), "nothing of it takes room");
+}
+
 /// Each of them alone would fit.
 #[test]
 fn uploads_at_the_same_time_share_the_rest_of_the_quota() {
