@@ -3,6 +3,9 @@
 //! Never decides what to do about one; `main` maps them to exit codes.
 
 use std::fmt::Display;
+use std::io;
+
+use nodus_state::StateError;
 
 use crate::text::nearest;
 
@@ -69,6 +72,17 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     if error.downcast_ref::<UserError>().is_some() { 2 } else { 1 }
 }
 
+/// Whether the disk took no writes: what failed can be done again once it does.
+pub(crate) fn is_disk(error: &anyhow::Error) -> bool {
+    let is_full = |error: &io::Error| {
+        use io::ErrorKind::{FileTooLarge, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+        matches!(error.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem | FileTooLarge)
+    };
+    error.chain().any(|cause| {
+        cause.downcast_ref::<StateError>().is_some_and(StateError::is_disk) || cause.downcast_ref::<io::Error>().is_some_and(is_full)
+    })
+}
+
 /// Whether all that failed is that nobody reads our output any more.
 #[must_use]
 pub fn is_reader_gone(error: &anyhow::Error) -> bool {
@@ -96,13 +110,24 @@ pub(crate) fn there_are<T: Display>(asked: &str, existing: &[T], how_to_add: &st
 mod tests {
     use anyhow::Context as _;
 
-    use super::{exit_code, there_are, user};
+    use nodus_state::StateError;
+
+    use super::{exit_code, is_disk, there_are, user};
 
     #[test]
     fn the_users_fault_is_2_and_ours_1_also_under_context() {
         assert_eq!(exit_code(&user("bad")), 2);
         assert_eq!(exit_code(&Err::<(), _>(user("bad")).context("while importing").unwrap_err()), 2);
         assert_eq!(exit_code(&anyhow::anyhow!("disk")), 1);
+    }
+
+    #[test]
+    fn a_disk_that_takes_no_writes_is_known_under_any_context() {
+        let full =
+            |kind: std::io::ErrorKind| Err::<(), _>(std::io::Error::from(kind)).context("writing log.txt").context("a job").unwrap_err();
+        assert!(is_disk(&full(std::io::ErrorKind::StorageFull)) && is_disk(&full(std::io::ErrorKind::ReadOnlyFilesystem)));
+        assert!(is_disk(&Err::<(), _>(StateError::Full).context("writing down what the job tells").unwrap_err()));
+        assert!(!is_disk(&full(std::io::ErrorKind::NotFound)) && !is_disk(&StateError::StaleClaim.into()));
     }
 
     #[test]

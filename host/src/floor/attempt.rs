@@ -8,17 +8,19 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use nodus_sandbox::{Failure, Outcome};
-use nodus_state::{Claim, JobId, Stop};
+use nodus_state::{Claim, JobId, StateError, Stop};
 use tracing::Instrument as _;
 
 use super::Shared;
-use super::board::{Run, Wish};
+use super::board::{Backoff, Run, Wish};
 use super::engines::{Engine, lane_name};
 use super::follow::At;
 use super::rooms;
 use super::settle::{Attempted, Ending, settle};
+use super::settler::{NO_WRITES, Settler};
 use super::transcript::Transcript;
 use crate::engine::Process;
+use crate::error::is_disk;
 use crate::journal::{Fault, Scribe, Terms, identity};
 use crate::run::Folder;
 use crate::run::course::Ended;
@@ -48,14 +50,22 @@ pub(super) async fn attempt(shared: Arc<Shared>, job: JobId, run: Run, engine: E
         rooms::settle(&working, engine.numbers.device).await;
         let (claimer, place) = (working.clone(), format!("{}, {}", process.device(), lane_name(engine.numbers.lane)));
         let claimed = tokio::task::spawn_blocking(move || claimer.state.claim(&[job], &place)).await.context("claiming a job")?;
-        // Its owner may have cancelled it, or the operator disabled its owner.
-        let Some(claim) = claimed.ok().and_then(|claims| claims.first().copied()) else { return Ok(()) };
+        let claim = match claimed.as_deref() {
+            Ok([claim, ..]) => *claim,
+            Err(error) if !error.is_refusal() => {
+                not_claimed(&working, job, error);
+                return Ok(());
+            }
+            // Its owner may have cancelled it, or the operator disabled its owner.
+            _ => return Ok(()),
+        };
+        working.state.excuse(job, None);
         let span = tracing::info_span!(
             target: SPANS, "attempt", %job, attempt = claim.attempt, lane = lane_name(engine.numbers.lane), device = process.device()
         );
         let made = async {
             let attempted = begin(&working, claim, &run, &engine, &process).await;
-            settle(&working, claim, attempted).await
+            settle(Settler::new(working, claim), attempted).await
         };
         made.instrument(span).await
     };
@@ -67,6 +77,15 @@ pub(super) async fn attempt(shared: Arc<Shared>, job: JobId, run: Run, engine: E
     shared.board().leave(job);
     shared.wake.notify_one();
     rooms::settle(&shared, device).await;
+}
+
+/// The state does not take that a job begins: it is tried again later.
+fn not_claimed(shared: &Shared, job: JobId, error: &StateError) {
+    tracing::warn!(%job, "a job cannot begin, and is tried again: {error}");
+    shared.state.excuse(job, Some(NO_WRITES));
+    let mut board = shared.board();
+    let backoff = Backoff::refused(board.jobs_later.get(&job), shared.options.backoff, NO_WRITES.to_owned());
+    board.jobs_later.insert(job, backoff);
 }
 
 /// Opens the job and runs it.
@@ -142,6 +161,7 @@ fn ending(fared: &Fared, (is_alive, was_at_work): (bool, bool), process: &Proces
     match &fared.ended {
         Err(error) if error.downcast_ref::<super::transcript::Diverged>().is_some() => Ending::Diverged(format!("{error:#}")),
         _ if !is_alive => Ending::EngineProcess { how: how(), was_at_work },
+        Err(error) if is_disk(error) => Ending::Refused(format!("{error:#}")),
         Err(error) => Ending::HostFault(format!("{error:#}")),
         Ok(None) => Ending::HostFault("it was not started".to_owned()),
         Ok(Some(Ended { end: None, .. })) if *run.wishes().borrow() == Wish::Cancel => Ending::Over,

@@ -74,6 +74,8 @@ impl Run {
 pub(super) struct Backoff {
     /// Failures so far.
     pub(super) count: u32,
+    /// How often the disk took no writes, which is none.
+    refused: u32,
     pub(super) until: Instant,
     pub(super) why: String,
 }
@@ -186,9 +188,14 @@ impl Board {
 impl Backoff {
     /// One failure more.
     pub(super) fn after(before: Option<&Self>, first: Duration, why: String) -> Self {
-        const DOUBLINGS_MAX: u32 = 6;
         let count = before.map_or(1, |before| before.count + 1);
-        Self { count, until: Instant::now() + first * 2_u32.pow((count - 1).min(DOUBLINGS_MAX)), why }
+        Self { count, refused: before.map_or(0, |before| before.refused), until: doubled(first, count), why }
+    }
+
+    /// The disk took no writes once more.
+    pub(super) fn refused(before: Option<&Self>, first: Duration, why: String) -> Self {
+        let refused = before.map_or(1, |before| before.refused + 1);
+        Self { count: before.map_or(0, |before| before.count), refused, until: doubled(first, refused), why }
     }
 
     /// How long it still holds; none where it does not.
@@ -197,11 +204,28 @@ impl Backoff {
     }
 }
 
+/// When what failed for the so-manieth time, from 1, is tried again.
+fn doubled(first: Duration, count: u32) -> Instant {
+    const DOUBLINGS_MAX: u32 = 6;
+    Instant::now() + first * 2_u32.pow((count - 1).min(DOUBLINGS_MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::Backoff;
+
+    #[test]
+    fn a_disk_that_takes_no_writes_is_no_failure() {
+        let failed = Backoff::after(None, Duration::from_secs(1), "why".into());
+        let mut last = failed;
+        for _ in 0..200 {
+            last = Backoff::refused(Some(&last), Duration::from_secs(1), "disk".into());
+        }
+        assert!(last.left().unwrap() > Duration::from_secs(60));
+        assert_eq!((last.count, Backoff::after(Some(&last), Duration::from_secs(1), "why".into()).count), (1, 2));
+    }
 
     #[test]
     fn each_failure_doubles_the_wait_up_to_a_minute_or_so() {

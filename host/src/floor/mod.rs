@@ -15,6 +15,7 @@ mod options;
 mod rooms;
 mod scene;
 mod settle;
+mod settler;
 mod suspects;
 mod threads;
 mod transcript;
@@ -37,6 +38,7 @@ use crate::guest::{Terms, Workshop};
 use crate::journal::{Shelf, Space};
 use crate::process::rank::Rank;
 use crate::store::Store;
+use crate::text::count;
 
 pub(crate) use numbers::describe;
 pub(crate) use threads::threads;
@@ -46,6 +48,7 @@ use cellar::Cellar;
 use daemons::Daemons;
 use numbers::Numbers;
 use options::{Options, Place};
+use settler::Settler;
 
 /// How long changes are gathered before it is decided again.
 const GATHER: Duration = Duration::from_millis(20);
@@ -101,12 +104,17 @@ impl Shared {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Puts jobs that ran when the service ended back into the queue, and forgets receipts whose jobs have them.
-    fn recover(&self) -> anyhow::Result<()> {
+    fn recover(self: &Arc<Self>) -> anyhow::Result<()> {
         for running in self.state.running().context("reading the jobs that ran")? {
-            settle::take_up(self, Claim { job: running.job, attempt: running.attempt })?;
+            let claim = Claim { job: running.job, attempt: running.attempt };
+            settle::requeue(&Settler::at_start(self.clone(), claim), ("restart", "the service was started again"))?;
         }
-        let books = self.books.lock().unwrap_or_else(PoisonError::into_inner);
+        let books = self.books();
         for job in books.unsettled()? {
             // Others are of runs of the command line.
             let Ok(id) = job.parse() else { continue };
@@ -180,20 +188,26 @@ impl Floor {
         Ok(Self { shared, runner })
     }
 
-    /// Starts no more jobs, waits for those that run as long as this, and ends the others: they are run again when the service is.
-    pub(crate) async fn close(self, grace: Duration) {
+    /// Starts no more jobs, and has those that run kept as they are: they go on when the service is started again.
+    pub(crate) async fn close(self) {
         let Self { shared, runner } = self;
         shared.board().is_closing = true;
-        let is_empty = async {
-            while !shared.board().running.is_empty() {
-                tokio::time::sleep(GATHER).await;
+        let mut told = Instant::now();
+        loop {
+            let left: Vec<JobId> = {
+                let board = shared.board();
+                // One that was being placed may have come since.
+                board.running.values().for_each(board::Run::pause);
+                board.running.keys().copied().collect()
+            };
+            if left.is_empty() {
+                break;
             }
-        };
-        if tokio::time::timeout(grace, is_empty).await.is_err() {
-            shared.board().running.values().for_each(board::Run::pause);
-            while !shared.board().running.is_empty() {
-                tokio::time::sleep(GATHER).await;
+            if told.elapsed() >= TICK {
+                told = Instant::now();
+                tracing::warn!("the service ends, and waits until {} are kept as they are", count(left.len() as u64, "job"));
             }
+            tokio::time::sleep(GATHER).await;
         }
         runner.abort();
         let engines: Vec<_> = {

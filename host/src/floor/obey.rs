@@ -16,6 +16,7 @@ use super::board::{Board, Run, Wish};
 use super::engines::{self, Stage};
 use super::scene::View;
 use super::settle;
+use super::settler::Settler;
 use crate::run::conclude::REFUSED;
 
 /// Obeys a plan that was made for this view.
@@ -33,7 +34,14 @@ pub(super) async fn obey(shared: &Arc<Shared>, plan: &Plan, view: View) -> anyho
     let (waits, aside) = (plan.wait.iter().map(|wait| wait.reason.code()), view.aside.iter().map(|_| "aside"));
     shared.numbers.queue(waits.chain(aside));
     let teller = shared.clone();
-    let tell = move || tell(&teller, &reasons, &view.hopeless);
+    let tell = move || {
+        let told = tell(&teller, &reasons, &view.hopeless);
+        if told.is_err() {
+            // They are told once that can be written.
+            teller.board().said.clear();
+        }
+        told
+    };
     tokio::task::spawn_blocking(tell).await.context("telling owners")?
 }
 
@@ -112,7 +120,7 @@ fn reasons(board: &mut Board, plan: &Plan, view: &View) -> Vec<(JobId, String)> 
 }
 
 /// Writes to the state what follows from it. Blocks.
-fn tell(shared: &Shared, reasons: &[(JobId, String)], hopeless: &[(JobId, String)]) -> anyhow::Result<()> {
+fn tell(shared: &Arc<Shared>, reasons: &[(JobId, String)], hopeless: &[(JobId, String)]) -> anyhow::Result<()> {
     // First: whatever else the state refuses, an owner's word is passed on.
     let asked = std::mem::take(&mut shared.board().to_stop);
     let unheard = heed(
@@ -121,15 +129,20 @@ fn tell(shared: &Shared, reasons: &[(JobId, String)], hopeless: &[(JobId, String
         |job, wish| shared.board().running.get(&job).into_iter().for_each(|run| run.wish(wish)),
     );
     shared.board().to_stop.extend(unheard);
-    shared.state.say_why(reasons).context("saying why jobs wait")?;
     for (job, why) in hopeless {
         // Its owner may have been quicker and cancelled it.
         let Ok(claims) = shared.state.claim(&[*job], "nowhere") else { continue };
         for claim in claims {
-            settle::end(shared, claim, (Outcome::Failed, why, REFUSED), 0).context("ending a job that cannot run")?;
+            let (settler, why) = (Settler::new(shared.clone(), claim), why.clone());
+            // Not waited for: the disk may take no writes for long.
+            tokio::task::spawn_blocking(move || {
+                if let Err(error) = settle::end(&settler, (Outcome::Failed, &why, REFUSED), 0) {
+                    tracing::error!(job = %settler.claim.job, "a job that cannot run could not be ended: {error:#}");
+                }
+            });
         }
     }
-    Ok(())
+    shared.state.say_why(reasons).context("saying why jobs wait")
 }
 
 /// Passes on what owners ask of their jobs; those of which the state does not say it now, to be asked again.

@@ -58,6 +58,7 @@ pub(super) fn look(shared: &Shared) -> anyhow::Result<View> {
     let known: BTreeSet<JobId> = queued.iter().map(|job| job.job).chain(board.running.keys().copied()).collect();
     board.jobs_later.retain(|job, _| known.contains(job));
     board.suspects.retain(|job| known.contains(job));
+    shared.state.keep_excuses(|job| known.contains(&job));
     let numbers: BTreeSet<schedule::JobId> = known.iter().map(|job| schedule::JobId(job.as_u128())).collect();
     board.engines_later.retain(|kind, _| kind.job.is_none_or(|job| numbers.contains(&job)));
     board.began.retain(|job, _| known.contains(job));

@@ -45,6 +45,10 @@ pub(super) fn certify(
     // One that was entered before a crash must be of the same result.
     let said: Statement = serde_json::from_slice(Envelope::parse(&sealed.envelope)?.payload()).context("reading the receipt again")?;
     ensure!(said.is_of_the_same_result(&statement)?, "run again after its receipt was entered, the job came to another result");
+    if folder.dir().exists(receipt::FILE) {
+        // Half of it, which the disk refused the rest of.
+        folder.dir().remove_file(receipt::FILE).context("removing half a receipt")?;
+    }
     write_synced(folder.dir(), receipt::FILE, &sealed.envelope)?;
     Ok(kept)
 }

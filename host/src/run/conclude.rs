@@ -75,12 +75,16 @@ pub(crate) struct Office<'a> {
     pub(crate) lane: &'static str,
 }
 
-/// Decides what is kept of a job, signs its receipt, and enters what its adapters used.
+/// Enters what a job's adapters used, decides what is kept of it, and signs its receipt.
 pub(crate) fn conclude(office: &mut Office<'_>, account: &Account, post: &Post, fared: &Fared) -> Verdict {
     let entered = enter(office.books, account, &fared.bytes);
+    decide(office, account, post, entered.map(|()| fared))
+}
+
+/// The same of a job whose use is entered ([`enter`]), or why that failed. Where the disk refuses, it may be done again.
+pub(crate) fn decide(office: &mut Office<'_>, account: &Account, post: &Post, fared: anyhow::Result<&Fared>) -> Verdict {
     let broken = |error| (Verdict { status: Status::Broken(error), kept: left(post.folder.dir()) }, Some(INTERNAL));
-    let judged = entered.and_then(|()| judge(office, account, post, fared));
-    let (verdict, failed) = judged.unwrap_or_else(broken);
+    let (verdict, failed) = fared.and_then(|fared| judge(office, account, post, fared)).unwrap_or_else(broken);
     // What the host failed and runs again has not failed yet.
     let failed = failed.filter(|_| !matches!(account.again, Again::Attempt(_)) || !matches!(verdict.status, Status::Broken(_)));
     match failed.map(|code| office.books.fail(account, code)) {

@@ -10,6 +10,7 @@ use nodus_protocol::{Client, Command, JobSlot};
 use nodus_sandbox::services::Trunk;
 use nodus_sandbox::{JobEnd, StopFlag};
 
+use super::alarm::Alarm;
 use super::inputs::Job;
 use super::neighbours::Neighbours;
 use super::output::Folder;
@@ -75,7 +76,8 @@ impl Course<'_> {
         F: Future<Output = JobEnd>,
     {
         let Self { slot, job, folder, trunk, stop, audience, note, neighbours } = self;
-        let (listener, recorder) = Recorder::start(Record::create(folder)?, audience, stop.clone())?;
+        let (alarm, mut alarms) = Alarm::new();
+        let (listener, recorder) = Recorder::start(Record::create(folder)?, audience, alarm.clone())?;
         let output = folder.dir().try_clone().context("opening the results' folder")?;
         let order = Order {
             job: slot,
@@ -85,17 +87,24 @@ impl Course<'_> {
             limits: job.limits,
             stop_at: job.stop_at,
             cohort: Some(job.cohort),
-            services: RunServices::new(job, trunk, output, (listener, note)),
+            services: RunServices::new(job, trunk, output, (listener, note, alarm)),
             stop,
         };
         neighbours.enter(slot);
         let started_unix_ms = machine::unix_ms();
         let end = tokio::select! {
-            end = guest(order) => Some(end),
-            () = end => None,
+            end = guest(order) => Ok(Some(end)),
+            () = end => Ok(None),
+            error = alarms.raised() => Err(error),
         };
         let neighbours = neighbours.leave(slot);
-        let figures = tokio::task::spawn_blocking(move || recorder.finish()).await.context("waiting for the recorder")??;
+        let figures = tokio::task::spawn_blocking(move || recorder.finish()).await.context("waiting for the recorder")?;
+        let end = end?;
+        // What was refused last, while the job came to its end.
+        if let Some(error) = alarms.last() {
+            return Err(error);
+        }
+        let figures = figures.context("the recorder's thread panicked")?;
         Ok(Ended { end, figures, started_unix_ms, neighbours })
     }
 }

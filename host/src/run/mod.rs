@@ -2,6 +2,7 @@
 //!
 //! Never publishes an adapter of a job that did not end well.
 
+pub(crate) mod alarm;
 mod asked;
 mod certify;
 pub(crate) mod choice;

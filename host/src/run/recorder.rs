@@ -1,16 +1,16 @@
 //! The thread that writes down what a job tells, so that the job waits for a disk only where it tells faster than it takes, and passes it on to
 //! who else is to hear it.
 //!
-//! Never fails to write an event down; where the disk refuses, it asks the job to stop.
+//! Never loses an event of a job that goes on: where the disk refuses, it raises the alarm, and the job is cut off.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 
 use anyhow::Context as _;
-use nodus_sandbox::StopFlag;
 use nodus_sandbox::services::Event;
 
+use super::alarm::Alarm;
 use super::record::{Figures, Record};
 
 /// Events on their way at most; one is a line of the log, 16 KiB, at most. A job that tells more waits.
@@ -22,7 +22,7 @@ pub(crate) struct Listener(SyncSender<Event>);
 impl Listener {
     /// An event of the job. Blocks where the disk is slow; other tasks of the runtime go on meanwhile.
     pub(crate) fn event(&self, event: Event) {
-        // The thread is gone only after a failed write, which `Recorder::finish` reports.
+        // The thread is gone only after a failed write, of which the alarm told.
         if let Err(TrySendError::Full(event)) = self.0.try_send(event) {
             tokio::task::block_in_place(|| drop(self.0.send(event)));
         }
@@ -34,7 +34,7 @@ pub(crate) trait Audience: Send {
     /// Hears an event.
     ///
     /// # Errors
-    /// Ours: it cannot be told any more, and the job is to stop.
+    /// Ours: it cannot be told any more, and the job is cut off.
     fn hear(&mut self, event: Event) -> anyhow::Result<()>;
     /// The job tells nothing for the moment.
     ///
@@ -49,30 +49,24 @@ pub(crate) trait Audience: Send {
 }
 
 /// The thread.
-pub(crate) struct Recorder(JoinHandle<anyhow::Result<Figures>>);
+pub(crate) struct Recorder(JoinHandle<Option<Figures>>);
 
 impl Recorder {
-    /// Starts it. Where the disk or the audience fails, the job is asked to stop.
-    pub(crate) fn start(record: Record, audience: Box<dyn Audience>, stop: StopFlag) -> anyhow::Result<(Listener, Self)> {
+    /// Starts it. Where the disk or the audience fails, the alarm is raised.
+    pub(crate) fn start(record: Record, audience: Box<dyn Audience>, alarm: Alarm) -> anyhow::Result<(Listener, Self)> {
         let (listener, events) = channel();
         let work = move || {
             let listened = catch_unwind(AssertUnwindSafe(|| listen(&events, record, audience)));
             let result = listened.unwrap_or_else(|_| Err(anyhow::anyhow!("the recorder's thread panicked")));
-            if result.is_err() {
-                stop.request();
-            }
-            result
+            result.map_err(|error| alarm.raise(error)).ok()
         };
         let thread = std::thread::Builder::new().name("recorder".into()).spawn(work).context("starting the recorder's thread")?;
         Ok((listener, Self(thread)))
     }
 
-    /// Waits for the listener's last event; what the events amount to.
-    ///
-    /// # Errors
-    /// Ours: a file could not be written, or the audience failed.
-    pub(crate) fn finish(self) -> anyhow::Result<Figures> {
-        self.0.join().map_err(|_| anyhow::anyhow!("the recorder's thread panicked"))?
+    /// Waits for the listener's last event; what the events amount to, unless the alarm was raised.
+    pub(crate) fn finish(self) -> Option<Figures> {
+        self.0.join().ok().flatten()
     }
 }
 
@@ -101,9 +95,9 @@ mod tests {
     use std::io::{self, Write};
     use std::time::{Duration, Instant};
 
-    use nodus_sandbox::StopFlag;
     use nodus_sandbox::services::{Event, Level};
 
+    use super::super::alarm::Alarm;
     use super::super::display::Display;
     use super::super::output::Folder;
     use super::super::view::View;
@@ -120,19 +114,19 @@ mod tests {
         Event::Log { level: Level::Info, message: "told".into() }
     }
 
-    /// Its outcome's text, and whether the job was asked to stop while it still ran.
-    fn recorded(record: Record, out: Box<dyn Write + Send>) -> (String, bool) {
-        let stop = StopFlag::default();
-        let (listener, recorder) =
-            Recorder::start(record, Box::new(View::start(Display::lines(out).job(None)).unwrap()), stop.clone()).unwrap();
-        listener.event(event());
-        let asked = Instant::now();
-        while !stop.is_requested() && asked.elapsed() < Duration::from_secs(10) {
+    /// What the alarm tells while the job still runs.
+    fn alarm(record: Record, out: Box<dyn Write + Send>) -> Option<String> {
+        let (alarm, mut alarms) = Alarm::new();
+        let (listener, recorder) = Recorder::start(record, Box::new(View::start(Display::lines(out).job(None)).unwrap()), alarm).unwrap();
+        let (began, mut told) = (Instant::now(), None);
+        while told.is_none() && began.elapsed() < Duration::from_secs(10) {
             listener.event(event());
             std::thread::sleep(Duration::from_millis(5));
+            told = alarms.last();
         }
         drop(listener);
-        (format!("{:#}", recorder.finish().unwrap_err()), stop.is_requested())
+        assert!(recorder.finish().is_none());
+        told.map(|error| format!("{error:#}"))
     }
 
     fn folder() -> (cap_tempfile::TempDir, Folder) {
@@ -168,7 +162,7 @@ mod tests {
         let (awake, asleep) = std::sync::mpsc::channel();
         let progress = Display::lines(Box::new(Asleep(asleep))).job(None);
         let (listener, recorder) =
-            Recorder::start(Record::create(&folder).unwrap(), Box::new(View::start(progress).unwrap()), StopFlag::default()).unwrap();
+            Recorder::start(Record::create(&folder).unwrap(), Box::new(View::start(progress).unwrap()), Alarm::new().0).unwrap();
         (0..4 * EVENTS_MAX).for_each(|_| listener.event(event()));
         drop(listener);
         recorder.finish().unwrap();
@@ -192,14 +186,14 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_refuses_asks_the_job_to_stop_and_is_named() {
+    fn a_disk_that_refuses_raises_the_alarm_and_is_named() {
         let (_root, folder) = folder();
-        let (error, is_stopped) = recorded(Record::create(&folder).unwrap().with_unwritable_log(&folder), Box::new(io::sink()));
-        assert!(is_stopped && error.starts_with("the job's results could not be written: writing log.txt: "), "{error}");
+        let error = alarm(Record::create(&folder).unwrap().with_unwritable_log(&folder), Box::new(io::sink())).unwrap();
+        assert!(error.starts_with("the job's results could not be written: writing log.txt: "), "{error}");
     }
 
     #[test]
-    fn a_panic_asks_the_job_to_stop_too() {
+    fn a_panic_raises_the_alarm_too() {
         struct Broken;
         impl Write for Broken {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {
@@ -210,7 +204,7 @@ mod tests {
             }
         }
         let (_root, folder) = folder();
-        let (error, is_stopped) = recorded(Record::create(&folder).unwrap(), Box::new(Broken));
-        assert!(is_stopped && error.contains("panicked"), "{error}");
+        let error = alarm(Record::create(&folder).unwrap(), Box::new(Broken)).unwrap();
+        assert!(error.contains("panicked"), "{error}");
     }
 }

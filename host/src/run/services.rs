@@ -11,6 +11,7 @@ use nodus_formats::{FormatError, TextError, TextFiles, TextModel, peft};
 use nodus_protocol::{AdapterWeights, Digest};
 use nodus_sandbox::services::{Dataset, Event, Refusal, Services, Text, Trunk};
 
+use super::alarm::Alarm;
 use super::inputs::{Job, OpenModel};
 use super::recorder::Listener;
 use super::rows::{Rows, tokenise};
@@ -39,6 +40,7 @@ pub(crate) struct RunServices {
     saved: BTreeMap<String, Digest>,
     listener: Listener,
     note: Note,
+    alarm: Alarm,
 }
 
 /// Takes note of the question at which a job learns that it is to stop.
@@ -46,7 +48,7 @@ pub(crate) type Note = Box<dyn Fn(u64) -> anyhow::Result<()> + Send + Sync>;
 
 impl RunServices {
     /// What `job` is given, its model being `trunk` of an engine.
-    pub(crate) fn new(job: &Job, trunk: Trunk, output: Dir, (listener, note): (Listener, Note)) -> Self {
+    pub(crate) fn new(job: &Job, trunk: Trunk, output: Dir, (listener, note, alarm): (Listener, Note, Alarm)) -> Self {
         Self {
             trunk,
             model: job.model.clone(),
@@ -58,6 +60,7 @@ impl RunServices {
             saved: BTreeMap::new(),
             listener,
             note,
+            alarm,
         }
     }
 
@@ -74,6 +77,13 @@ impl RunServices {
     /// The job's data sets.
     pub(crate) fn all_rows(&self) -> impl Iterator<Item = &Arc<Rows>> {
         std::iter::once(&self.train).chain(&self.held_out)
+    }
+
+    /// The host cannot write: the job is cut off, whatever it makes of this.
+    fn unwritten(&self, what: &'static str, error: anyhow::Error) -> Refusal {
+        let refusal = ours(what, &format!("{error:#}"));
+        self.alarm.raise(error.context(what));
+        refusal
     }
 
     /// The files of the job's model that say something about text.
@@ -111,14 +121,14 @@ impl Services for RunServices {
     async fn save_artifact(&mut self, _: &Trunk, name: &str, weights: &AdapterWeights) -> Result<Digest, Refusal> {
         check_name(name)?;
         let files = peft::write(weights, &self.base).map_err(|error| refusal(&error))?;
-        replace(&self.output, name, &files).map_err(|error| ours("saving an adapter", &format!("{error:#}")))?;
+        replace(&self.output, name, &files).map_err(|error| self.unwritten("saving an adapter", error))?;
         let digest = peft::digest(&files);
         self.saved.insert(name.to_owned(), digest);
         Ok(digest)
     }
 
     async fn stopping(&mut self, question: u64) -> Result<(), Refusal> {
-        tokio::task::block_in_place(|| (self.note)(question)).map_err(|error| ours("noting a stop", &format!("{error:#}")))
+        tokio::task::block_in_place(|| (self.note)(question)).map_err(|error| self.unwritten("noting a stop", error))
     }
 
     fn event(&mut self, event: Event) {
@@ -194,6 +204,7 @@ mod tests {
     use nodus_protocol::{AdapterWeights, Digest, LayerSelection, LoraConfig, Module, ModuleWeights, TrunkSlot, channel};
     use nodus_sandbox::services::{Refusal, Services as _, Trunk};
 
+    use super::super::alarm::Alarm;
     use super::super::inputs::{OpenModel, Weights};
     use super::super::recorder::Listener;
     use super::super::rows::Rows;
@@ -213,8 +224,8 @@ mod tests {
         let train = Rows::whole("theirdata".parse().unwrap(), Digest::of(b"data"), output.open("data").unwrap());
         let trunk = Trunk { config, digest, engine: channel(1).0, slot: TrunkSlot(0), text: None };
         let (given, saved, listener) = (BTreeMap::new(), BTreeMap::new(), Listener::to_nobody());
-        let note: super::Note = Box::new(|_| Ok(()));
-        RunServices { trunk, model, base: "theirs".into(), train, held_out: None, given, output, saved, listener, note }
+        let (note, alarm): (super::Note, _) = (Box::new(|_| Ok(())), Alarm::new().0);
+        RunServices { trunk, model, base: "theirs".into(), train, held_out: None, given, output, saved, listener, note, alarm }
     }
 
     /// 47: whether somebody else has it shows neither in the answer nor in the time that it takes.

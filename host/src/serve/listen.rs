@@ -121,15 +121,20 @@ fn raise_descriptors() -> usize {
     has.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX)
 }
 
-async fn end(app: App, handle: Handle<SocketAddr>) {
+/// Resolves when the process is asked to end from now on.
+pub(super) async fn asked_to_end() {
     let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
         // Without handlers a signal ends the process as it always does.
-        return;
+        return std::future::pending().await;
     };
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
     }
+}
+
+async fn end(app: App, handle: Handle<SocketAddr>) {
+    asked_to_end().await;
     app.closing.send_replace(true);
     handle.graceful_shutdown(Some(GRACE));
 }

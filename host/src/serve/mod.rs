@@ -29,7 +29,6 @@ mod words;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use nodus_state::{Access, Depth, State};
@@ -48,9 +47,6 @@ pub(crate) use gauges::recorder;
 
 /// The service's folder within the data folder.
 const FOLDER: &str = "service";
-/// How long jobs may go on when the service is to end; those that do are run again at its next start.
-const GRACE: Duration = Duration::from_secs(10);
-
 /// Serves until the process is asked to end.
 ///
 /// # Errors
@@ -81,11 +77,16 @@ pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &
     runtime.block_on(async {
         let answered = listen::answer(app, bound).await;
         if let Some(floor) = floor {
-            floor.close(GRACE).await;
+            tokio::select! {
+                () = floor.close() => {}
+                () = listen::asked_to_end() => tracing::warn!("asked to end once more: jobs go on from where they were kept last"),
+            }
         }
         answered
     })?;
-    drop((floor_threads, runtime));
+    // What is still at work then may be cut off at any point.
+    floor_threads.shutdown_background();
+    runtime.shutdown_background();
     drop(spans);
     Ok(Ending::Done)
 }

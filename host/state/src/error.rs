@@ -98,6 +98,17 @@ impl StateError {
         )
     }
 
+    /// Whether the disk takes no writes: what failed can be done again once it does.
+    #[must_use]
+    pub fn is_disk(&self) -> bool {
+        let code = match self {
+            Self::Full | Self::ReadOnly => return true,
+            Self::Database(error) => error.sqlite_error_code(),
+            _ => None,
+        };
+        matches!(code, Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen))
+    }
+
     pub(crate) fn file(what: &'static str) -> impl Fn(io::Error) -> Self {
         move |source| match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full,

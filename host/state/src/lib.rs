@@ -12,6 +12,7 @@ mod change;
 mod database;
 mod error;
 mod events;
+mod excuses;
 mod fsck;
 mod gc;
 mod ids;

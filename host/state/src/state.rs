@@ -1,6 +1,6 @@
 //! The state's folder, open.
 //!
-//! Holds no rows in memory: what is asked for is read.
+//! Holds no rows in memory: what is asked for is read. What the disk does not take is no row.
 //!
 //! ```text
 //! state.db      tenants, jobs, events, ... (SQLite, WAL: state.db-wal and state.db-shm beside it)
@@ -22,6 +22,7 @@ use crate::blobs::Blobs;
 use crate::change::{Change, Listener};
 use crate::database::Database;
 use crate::error::Result;
+use crate::excuses::Excuses;
 
 const DATABASE: &str = "state.db";
 
@@ -29,6 +30,7 @@ const DATABASE: &str = "state.db";
 pub struct State {
     pub(crate) database: Database,
     pub(crate) blobs: Blobs,
+    pub(crate) excuses: Excuses,
     listeners: RwLock<Vec<Listener>>,
     _taken: Option<std::fs::File>,
 }
@@ -44,7 +46,7 @@ impl State {
         let taken = access::take(&dir, access)?;
         let blobs = Blobs::open(dir, access)?;
         let database = Database::open(&path.join(DATABASE))?;
-        Ok(Self { database, blobs, listeners: RwLock::default(), _taken: taken })
+        Ok(Self { database, blobs, excuses: Excuses::default(), listeners: RwLock::default(), _taken: taken })
     }
 
     /// Keeps the database below so many bytes, beyond which everything that needs more is refused as on a full disk.

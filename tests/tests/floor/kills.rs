@@ -1,5 +1,7 @@
 //! Processes killed at random points of a job's work: it ends as if nothing had been, and little of its work is done again.
 
+use std::time::{Duration, Instant};
+
 use nodus_tests::assert_same;
 use serde_json::Value;
 
@@ -9,6 +11,8 @@ use crate::server::{Scene, Server, kept};
 const EVERY: &str = "0.5";
 /// What is done again at most where a snapshot is made every half a second, with what it takes on a busy machine to write one.
 const REPEATED_MS_MAX: u64 = 2500;
+/// What a service may take to end on a busy machine.
+const END: Duration = Duration::from_secs(8);
 /// Jobs that are each killed once in every way.
 const ROUNDS: u64 = if cfg!(feature = "slow") { 50 } else { 2 };
 const STEPS: u64 = 500;
@@ -24,10 +28,10 @@ enum Kill {
 }
 
 /// Numbers that look random, the same for the same seed (splitmix64).
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -37,7 +41,7 @@ impl Random {
 }
 
 /// What a job told: kind and body of every event, and its log.
-fn told(server: &Server<'_>, id: &str) -> (Vec<(Value, Value)>, String) {
+pub(crate) fn told(server: &Server<'_>, id: &str) -> (Vec<(Value, Value)>, String) {
     let events = server.ok(&["metrics", id, "--json"]);
     let event = |line: &str| {
         let event: Value = serde_json::from_str(line).unwrap();
@@ -109,7 +113,9 @@ fn a_service_that_ends_keeps_its_jobs_as_they_are() {
     let id = &server.submit(&[&JOB[2..], &["--set", "steps=5000"]].concat())[0];
     server.steps(id, 20);
     assert_eq!(server.ended(undisturbed)["state"], "succeeded");
+    let asked = Instant::now();
     server.end();
+    assert!(asked.elapsed() < END, "{:?}: it waited for a job that takes minutes", asked.elapsed());
     let server = Server::start_keeping(&scene, EVERY);
     server.wait(id, |_| !figures(&scene, "answered").is_empty());
     assert_eq!(figures(&scene, "repeated"), [0], "{}", scene.log());

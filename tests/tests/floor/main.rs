@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests work on real folders, as a user does")]
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a panic is how a test fails")]
 
+mod full;
 mod kept;
 mod kills;
 mod server;

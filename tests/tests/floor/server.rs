@@ -2,7 +2,7 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use nodus_tests::{Host, contents, golden, guest, host, text, token_lines};
@@ -30,6 +30,10 @@ impl Scene {
         let added = host.ok(["tenant", "add", "acme"]);
         let token = added.split_whitespace().find(|word| word.starts_with("nodus_")).unwrap().to_owned();
         Self { host, token }
+    }
+
+    fn open_log(&self) -> std::fs::File {
+        std::fs::OpenOptions::new().append(true).create(true).open(self.host.path("log")).unwrap()
     }
 
     /// What its services have logged.
@@ -70,10 +74,24 @@ impl<'a> Server<'a> {
 
     /// What it logs goes to a file of the scene's; see [`Scene::log`].
     pub(crate) fn start_with(scene: &'a Scene, more: &[&str]) -> Self {
-        let mut command = Command::new(host());
+        let log = scene.open_log().into();
+        Self::launch(scene, (Command::new(host()), log), more)
+    }
+
+    /// One whose disk can be full: see [`Server::fill`]. What it logs comes through a pipe, since no file takes it then.
+    pub(crate) fn start_on_a_disk(scene: &'a Scene, more: &[&str]) -> Self {
+        let mut command = Command::new("sh");
+        // Beyond the limit a write is an error, and not the process's end.
+        command.args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"]).arg(host());
+        let mut server = Self::launch(scene, (command, Stdio::piped()), more);
+        let (mut told, mut log) = (server.child.stderr.take().unwrap(), scene.open_log());
+        std::thread::spawn(move || std::io::copy(&mut told, &mut log));
+        server
+    }
+
+    fn launch(scene: &'a Scene, (mut command, log): (Command, Stdio), more: &[&str]) -> Self {
         command.args(["serve", "--listen", "127.0.0.1:0"]).args(more);
         command.env("NODUS_DATA_DIR", scene.host.path("data")).env("NODUS_LOG", "info");
-        let log = std::fs::OpenOptions::new().append(true).create(true).open(scene.host.path("log")).unwrap();
         let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -81,10 +99,14 @@ impl<'a> Server<'a> {
         Self { scene, child, url }
     }
 
-    pub(crate) fn ok(&self, args: &[&str]) -> String {
+    pub(crate) fn call(&self, args: &[&str]) -> Output {
         let mut command = Command::new(host());
         command.args(args).env("NODUS_URL", &self.url).env("NODUS_TOKEN", &self.scene.token).env_remove("NODUS_DATA_DIR");
-        let output = command.output().unwrap();
+        command.output().unwrap()
+    }
+
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
+        let output = self.call(args);
         assert!(output.status.success(), "{args:?}: {}\n{}", text(&output.stdout), text(&output.stderr));
         text(&output.stdout)
     }
@@ -160,6 +182,18 @@ impl<'a> Server<'a> {
         }
     }
 
+    /// From now on no file takes a byte at or beyond this place: of what is written across it the first part, as on a disk that becomes full.
+    pub(crate) fn fill(&self, bytes: u64) {
+        limit(self.child.id(), &format!("--fsize={bytes}:"));
+    }
+
+    /// There is room again.
+    pub(crate) fn free(&self) {
+        // Engines that were started meanwhile have its limit; guests write no files.
+        let all = [vec![self.child.id()], self.processes("engine")].concat();
+        all.into_iter().for_each(|pid| limit(pid, "--fsize=unlimited:"));
+    }
+
     /// Kills the service and all its processes at once.
     pub(crate) fn kill_all(mut self) {
         let all = [self.processes("engine"), self.processes("guest"), vec![self.child.id()]].concat();
@@ -187,6 +221,11 @@ impl Drop for Server<'_> {
         drop(self.child.kill());
         drop(self.child.wait());
     }
+}
+
+/// Sets a limit of a process, which may be gone by then.
+fn limit(pid: u32, which: &str) {
+    Command::new("prlimit").args(["--pid", &pid.to_string(), which]).status().unwrap();
 }
 
 /// Every file of a folder; of the receipt all but what differs and the names that things were given.

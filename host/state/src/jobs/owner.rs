@@ -135,13 +135,13 @@ impl State {
     /// # Errors
     /// The tenant has no such job.
     pub fn job(&self, of: TenantId, id: JobId) -> Result<Job> {
-        self.database.read(|view| {
+        let found = self.database.read(|view| {
             let select =
                 format!("SELECT {COLUMNS} FROM jobs JOIN cohorts ON cohort = cohorts.number WHERE jobs.id = ? AND jobs.tenant = ?");
             let mut statement = view.prepare_cached(&select)?;
-            let found = jobs_of(view, of, statement.query_map((id, of), from_row)?)?;
-            found.into_iter().next().ok_or(StateError::NotFound("job"))
-        })
+            jobs_of(view, of, statement.query_map((id, of), from_row)?)
+        })?;
+        self.excused(found).pop().ok_or(StateError::NotFound("job"))
     }
 
     /// A tenant's jobs, the newest first.
@@ -149,12 +149,13 @@ impl State {
     /// # Errors
     /// `before` is no job of the tenant's.
     pub fn jobs(&self, of: TenantId, filter: &Filter, count_max: usize) -> Result<Vec<Job>> {
-        self.database.read(|view| {
+        let found = self.database.read(|view| {
             let before = filter.before.map(|id| job(view, id, Some(of)).map(|held| held.number)).transpose()?;
             let mut statement = view.prepare_cached(&listed())?;
             let rows = statement.query_map(params![of, filter.state, filter.cohort, filter.model, before, count_max as u64], from_row)?;
             jobs_of(view, of, rows)
-        })
+        })?;
+        Ok(self.excused(found))
     }
 
     /// The members of a tenant's cohort, in order.
@@ -169,7 +170,7 @@ impl State {
             let mut statement = view.prepare_cached(&select)?;
             jobs_of(view, of, statement.query_map((cohort, of), from_row)?)
         })?;
-        if members.is_empty() { Err(StateError::NotFound("cohort")) } else { Ok(members) }
+        if members.is_empty() { Err(StateError::NotFound("cohort")) } else { Ok(self.excused(members)) }
     }
 
     /// Asks a job to stop. One that was never started is cancelled at once; one that ended is left as it is.

@@ -28,6 +28,26 @@ fn a_full_disk_is_a_clean_error_and_nothing_is_lost() {
     assert_eq!(f.state.fsck(Depth::Contents).unwrap(), []);
 }
 
+/// What a full disk keeps from being written is told all the same: to the job's owner, and until it ends.
+#[test]
+fn why_a_job_stands_still_is_told_without_the_disk() {
+    let f = fixture();
+    let (a, b) = (f.tenant("a"), f.tenant("b"));
+    let (job, other) = (f.job(a), f.job(b));
+    let claim = f.state.claim(&[job], "cpu").unwrap()[0];
+    f.state.excuse(job, Some("the disk takes no writes"));
+    let told = f.state.job(a, job).unwrap();
+    assert_eq!((told.state, told.reason.as_deref()), (JobState::Running, Some("the disk takes no writes")));
+    assert_eq!(f.state.jobs(a, &nodus_state::Filter::default(), 9).unwrap(), std::slice::from_ref(&told));
+    assert_eq!(f.state.members(a, told.cohort).unwrap(), [told]);
+    assert_eq!(f.state.job(b, other).unwrap().reason, None);
+    f.state.finish(&claim, &ending(Outcome::Succeeded)).unwrap();
+    assert_eq!(f.state.job(a, job).unwrap().reason, None);
+    f.state.excuse(other, Some("the same"));
+    f.state.keep_excuses(|kept| kept != other);
+    assert_eq!(f.state.job(b, other).unwrap().reason, None);
+}
+
 #[test]
 fn one_process_serves_a_folder_and_others_may_have_its_rows() {
     let f = fixture();
