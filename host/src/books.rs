@@ -34,8 +34,8 @@ pub(crate) struct Account {
 pub(crate) enum Again {
     /// It does not.
     Never,
-    /// Of the service, which runs it again until it has ended: the how-manieth attempt, from 1.
-    Attempt(u64),
+    /// Of the service, which runs it again until it has ended: whether it may have come to its end before, in another attempt or before a crash.
+    Attempt(bool),
     /// Of a run, which somebody may have go on; whether this is one that does.
     Resumed(bool),
 }
@@ -99,7 +99,7 @@ impl Books {
     pub(crate) fn fail(&mut self, account: &Account, code: &str) -> anyhow::Result<()> {
         let Account { job, tenant, again } = account.clone();
         let is_there = match again {
-            Again::Attempt(attempt) if attempt > 1 => self.has_failed(&job, None)?,
+            Again::Attempt(true) => self.has_failed(&job, None)?,
             Again::Resumed(true) => self.has_failed(&job, Some(code))?,
             _ => false,
         };

@@ -8,6 +8,13 @@ use nodus_sandbox::Limits;
 
 use crate::text::{escape, nearest, parse_bytes};
 
+/// More memory than any device has.
+const DEVICE_BYTES_MAX: u64 = 1 << 48;
+/// What a service's tenants may set limits to where its operator says nothing: what they are without a word. Device memory is bounded by a quota.
+pub(crate) const MAXIMA: Limits = Limits { device_bytes: DEVICE_BYTES_MAX, activation_bytes: DEVICE_BYTES_MAX, ..Limits::DEFAULT };
+/// The limits that follow from a job's parameters.
+const PLANNED: [&str; 2] = ["device-bytes", "activation-bytes"];
+
 /// One limit, set to other than its default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
@@ -36,6 +43,18 @@ pub enum LimitError {
         name: &'static str,
         /// As given.
         value: String,
+    },
+    /// Beyond what a service allows its tenants.
+    #[error(
+        "limit `{name}` would be {value}, expected at most {max}: the service's operator can allow more, under `limits` of its settings"
+    )]
+    High {
+        /// Which.
+        name: &'static str,
+        /// As given, or planned.
+        value: u64,
+        /// What is allowed.
+        max: u64,
     },
 }
 
@@ -96,11 +115,50 @@ pub fn over(mut limits: Limits, given: &[Limit]) -> Limits {
     limits
 }
 
+/// A tenant's limits within what its operator allows. One that nobody asked for is lowered to that.
+///
+/// # Errors
+/// One that was given, or is planned, is beyond it.
+pub(crate) fn within(mut limits: Limits, given: &[Limit], maxima: &Limits) -> Result<Limits, LimitError> {
+    for ((name, value), (_, max)) in limits.entries().into_iter().zip(maxima.entries()) {
+        if value <= max {
+            continue;
+        }
+        if PLANNED.contains(&name) || given.iter().any(|limit| limit.name == name) {
+            return Err(LimitError::High { name, value, max });
+        }
+        limits.set(name, max);
+    }
+    Ok(limits)
+}
+
 #[cfg(test)]
 mod tests {
     use nodus_sandbox::Limits;
 
-    use super::{Limit, over};
+    use super::{Limit, LimitError, MAXIMA, over, within};
+
+    /// Of every limit, so that none is forgotten.
+    #[test]
+    fn a_tenant_lowers_limits_and_raises_them_as_far_as_the_operator_allows() {
+        for (name, max) in MAXIMA.entries() {
+            let asked = |value: u64| {
+                let given = [Limit::new(name, &value.to_string()).unwrap()];
+                within(over(Limits::DEFAULT, &given), &given, &MAXIMA)
+            };
+            for value in [0, max] {
+                assert!(asked(value).unwrap().entries().contains(&(name, value)), "{name} {value}");
+            }
+            for value in [max + 1, u64::MAX] {
+                assert_eq!(asked(value).unwrap_err(), LimitError::High { name, value, max });
+            }
+        }
+        let maxima = Limits { wall_ms: 5, device_bytes: 7, ..MAXIMA };
+        let small = Limits { device_bytes: 7, ..Limits::DEFAULT };
+        assert_eq!(within(small, &[], &maxima).unwrap(), Limits { wall_ms: 5, ..small });
+        let planned = within(Limits::DEFAULT, &[], &maxima).unwrap_err().to_string();
+        assert!(["device-bytes", "at most 7", "operator"].iter().all(|word| planned.contains(word)), "{planned}");
+    }
 
     #[test]
     fn a_limit_is_set_by_its_name_and_the_last_one_holds() {

@@ -275,3 +275,92 @@ fn a_compiler_stands_behind_requests_and_its_death_from_outside_is_no_refusal() 
     let (status, _, body) = upload();
     assert_eq!(status, 201, "{}", text(&body));
 }
+
+/// What stands under a content's digest and is something else is never used for it, and the content itself puts it right.
+#[test]
+fn a_damaged_input_is_the_hosts_fault_and_heals() {
+    let host = Host::with_llama();
+    let a = host.tenant("a", &[]);
+    let server = Server::start(&host, &["--device", "cpu"]);
+    let (tokens, sft) = (host.path("tokens.jsonl"), guest("sft"));
+    let common = ["--model", "llama", "--data", tokens.to_str().unwrap(), "--held-out-count", "6", "--set", "steps=9"];
+    let submit = || server.submit(&a, &[&[sft.to_str().unwrap()], &common[..]].concat()).remove(0);
+    let results = |id: &str| {
+        let out = host.path(id);
+        server.ok(&a, &["fetch", id, "--out", out.to_str().unwrap()]);
+        ["losses.jsonl", "adapter/adapter_model.safetensors"].map(|file| std::fs::read(out.join(file)).unwrap())
+    };
+    let first = submit();
+    assert_eq!(server.ended(&a, &first)["state"], "succeeded");
+    let expected = results(&first);
+    let (data, component) = (std::fs::read(&tokens).unwrap(), std::fs::read(&sft).unwrap());
+    let files = |dir: &std::path::Path| std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    let blob = |content: &[u8]| {
+        let mut all = files(&host.path("data/service/blobs")).into_iter().flat_map(|dir| files(&dir));
+        all.find(|path| std::fs::read(path).unwrap() == content).unwrap()
+    };
+    let some = data.iter().take(data.len() / 2).rposition(|byte| *byte == b'\n').unwrap();
+    let other = std::fs::read(guest("eval")).unwrap();
+    for (whole, instead, method, path) in
+        [(&data, &data[..=some], "PUT", "/v1/data/again"), (&component, &other[..], "POST", "/v1/components")]
+    {
+        let blob = blob(whole);
+        std::fs::write(&blob, instead).unwrap();
+        let id = submit();
+        let job = server.wait(&a, &id, |job| job["attempts"] == 2 || (job["state"] != "queued" && job["state"] != "running"));
+        assert!(job["ended_ms"].is_null(), "it was run with something else: {job}");
+        assert!(server.request(Some(&a), method, path, &[], whole).0 < 300);
+        assert_eq!(server.ended(&a, &id)["state"], "succeeded");
+        assert_eq!(results(&id), expected);
+        assert_eq!(&std::fs::read(blob).unwrap(), whole);
+    }
+    assert!(std::fs::read_to_string(host.path("log")).unwrap().contains("damaged"), "the operator's log says why");
+}
+
+/// An adapter that jobs start from is read once for all of them, cannot be removed by itself, and goes with the last of them.
+#[test]
+fn what_a_sweep_starts_from_is_kept_as_long_as_its_members() {
+    let host = Host::with_llama();
+    let a = host.tenant("a", &[]);
+    let server = Server::start(&host, &["--device", "cpu"]);
+    let (tokens, sft) = (host.path("tokens.jsonl"), guest("sft"));
+    let submit = |more: &[&str]| {
+        let common = [sft.to_str().unwrap(), "--model", "llama", "--data", tokens.to_str().unwrap(), "--set", "steps=3"];
+        server.submit(&a, &[&common, more].concat())
+    };
+    let get = |path: &str| serde_json::from_slice::<Value>(&server.request(Some(&a), "GET", path, &[], b"").2).unwrap();
+    let first = submit(&[]).remove(0);
+    assert_eq!(server.ended(&a, &first)["state"], "succeeded");
+    let before = get("/v1/usage")["usage"]["stored_bytes"].as_u64().unwrap();
+    let start = format!("init_adapter={first}");
+    let members = submit(&["--set", &start, "--sweep", "learning_rate=0.01,0.02,0.03"]);
+    assert_eq!(members.len(), 3);
+    for id in &members {
+        let job = server.ended(&a, id);
+        assert_eq!(job["state"], "succeeded", "{job}");
+    }
+    assert!(get("/v1/usage")["usage"]["stored_bytes"].as_u64().unwrap() > before);
+    for id in &members {
+        assert_eq!(server.request(Some(&a), "DELETE", &format!("/v1/jobs/{id}"), &[], b"").0, 204);
+    }
+    assert_eq!(get("/v1/usage")["usage"]["stored_bytes"].as_u64(), Some(before));
+}
+
+/// Who sends no request has no connection for ever, however it began.
+#[test]
+fn a_connection_without_a_request_is_cut() {
+    let host = Host::with_llama();
+    let server = Server::start(&host, &["--hold"]);
+    let mut streams: Vec<_> = (0..2).map(|_| server.connect()).collect();
+    for (stream, rest) in streams.iter_mut().zip(["", "GET /healthz HTTP/1.1\r\nhos"]) {
+        write!(stream, "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n{rest}").unwrap();
+    }
+    let began = Instant::now();
+    for mut stream in streams {
+        let mut answer = Vec::new();
+        // Reset or ended, it is over.
+        drop(stream.read_to_end(&mut answer));
+        assert!(answer.starts_with(b"HTTP/1.1 204"), "{}", text(&answer));
+    }
+    assert!((Duration::from_secs(20)..Duration::from_secs(90)).contains(&began.elapsed()), "{:?}", began.elapsed());
+}

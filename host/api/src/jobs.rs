@@ -129,7 +129,7 @@ pub struct SubmitRequest {
     /// Of everything random in the job; all members have the same.
     #[serde(default)]
     pub seed: u64,
-    /// Limits other than the defaults, by name.
+    /// Limits other than the defaults, by name: lower ones, and higher ones as far as the service's operator allows.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub limits: BTreeMap<String, u64>,
     /// How it shares the device.

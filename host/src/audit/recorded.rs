@@ -103,6 +103,7 @@ fn rows(from: From<'_>, predicate: &Predicate) -> anyhow::Result<Parts> {
             let (name, file, count) = dataset(from, &predicate.data)?;
             let share = Share::Count(usize::try_from(*rows).unwrap_or(usize::MAX));
             let (train, held_out) = Rows::parts(&name, digest(&predicate.data), file, count, share)?;
+            train.check()?;
             Ok((train, Some(held_out)))
         }
     }
@@ -110,7 +111,9 @@ fn rows(from: From<'_>, predicate: &Predicate) -> anyhow::Result<Parts> {
 
 fn whole(from: From<'_>, resource: &Resource) -> anyhow::Result<Arc<Rows>> {
     let (name, file, _) = dataset(from, resource)?;
-    Ok(Rows::whole(name, digest(resource), file))
+    let rows = Rows::whole(name, digest(resource), file);
+    rows.check()?;
+    Ok(rows)
 }
 
 /// A data set's name, its file, and how many rows it has.

@@ -1,9 +1,10 @@
 //! What jobs are made of, opened; what several of them name is opened once.
 //!
-//! Never opens anything by a name alone: what a job was submitted with is known by digest, and something else is refused.
+//! Never opens anything by a name alone: what a job was submitted with is known by digest, and something else is refused. All of it is read and
+//! hashed once, so that no receipt names what was not used.
 
 use std::collections::BTreeMap;
-use std::io::{BufReader, Read as _};
+use std::io::{self, BufReader};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use anyhow::Context as _;
@@ -21,8 +22,8 @@ use crate::import::fault;
 use crate::name::Name;
 use crate::run::inputs::{Job, JobComponent, OpenModel, Parts};
 use crate::run::needs::weight_bytes;
-use crate::run::rows::Rows;
-use crate::store::Store;
+use crate::run::rows::{Rows, expect};
+use crate::store::{Hashing, Store};
 use crate::sweep::Point;
 
 /// What the driver, the libraries and operations on their way take of a card for one engine process, beside what is planned.
@@ -132,7 +133,7 @@ impl Cellar {
         if let Some(component) = self.kept().components.get(&named.digest).and_then(Weak::upgrade) {
             return Ok(component);
         }
-        let bytes = self.bytes(input(work, Role::Component)?)?;
+        let bytes = self.state.read_file(input(work, Role::Component)?)?;
         let component = Arc::new(JobComponent::new(&self.workshop, bytes, named.name.clone(), "the component")?);
         let mut kept = self.kept();
         kept.components.retain(|_, component| component.strong_count() > 0);
@@ -160,7 +161,9 @@ impl Cellar {
     fn read_rows(&self, work: &Work) -> anyhow::Result<Parts> {
         let whole = |role, named: &Named| -> anyhow::Result<Arc<Rows>> {
             let file = self.state.open_file(input(work, role)?)?;
-            Ok(Rows::whole(name(&named.name)?, named.digest, file))
+            let rows = Rows::whole(name(&named.name)?, named.digest, file);
+            rows.check()?;
+            Ok(rows)
         };
         let spec = &work.spec;
         let share = match &spec.held_out {
@@ -169,9 +172,15 @@ impl Cellar {
             HeldOut::Count(count) => data::HeldOut::Count(usize::try_from(*count).unwrap_or(usize::MAX)),
             HeldOut::Fraction(part) => data::HeldOut::Fraction(*part),
         };
-        let file = input(work, Role::Data)?;
-        let count = data::check(BufReader::new(self.state.open_file(file)?), "the data").map_err(fault)?.rows;
-        let (train, held_out) = Rows::parts(&name(&spec.data.name)?, spec.data.digest, self.state.open_file(file)?, count, share)?;
+        let (file, name) = (input(work, Role::Data)?, name(&spec.data.name)?);
+        // Counted and hashed in one reading.
+        let mut content = Hashing::new(self.state.open_file(file)?);
+        let counted = data::check(BufReader::new(&mut content), "the data");
+        io::copy(&mut content, &mut io::sink()).context("reading a job's data")?;
+        // First: what is wrong with rows that are not its owner's is no fault of the owner's.
+        expect(&name, spec.data.digest, content.finish().1)?;
+        let count = counted.map_err(fault)?.rows;
+        let (train, held_out) = Rows::parts(&name, spec.data.digest, self.state.open_file(file)?, count, share)?;
         Ok((train, Some(held_out)))
     }
 
@@ -180,16 +189,10 @@ impl Cellar {
         let files = work.inputs.iter().filter(|(role, _)| *role == Role::InitAdapter);
         let workspace = self.store.workspace()?;
         for (_, file) in files {
-            workspace.dir().write(&file.path, self.bytes(file)?).context("putting an adapter's files together")?;
+            workspace.dir().write(&file.path, self.state.read_file(file)?).context("putting an adapter's files together")?;
         }
         let weights = peft::read(workspace.dir(), &model.config).map_err(fault)?;
         Ok(vec![(digest, Arc::new(weights))])
-    }
-
-    fn bytes(&self, file: &FileRef) -> anyhow::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        self.state.open_file(file)?.read_to_end(&mut bytes).context("reading a job's input")?;
-        Ok(bytes)
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use nodus_schedule::{EngineId, NewEngine, Plan, Seat};
-use nodus_state::{JobId, Outcome, Stop};
+use nodus_state::{JobId, Outcome, StateError, Stop};
 
 use super::Shared;
 use super::attempt::attempt;
@@ -33,10 +33,9 @@ pub(super) async fn obey(shared: &Arc<Shared>, plan: &Plan, view: View) -> anyho
     let reasons = reasons(&mut shared.board(), plan, &view);
     let (waits, aside) = (plan.wait.iter().map(|wait| wait.reason.code()), view.aside.iter().map(|_| "aside"));
     shared.numbers.queue(waits.chain(aside));
-    let to_stop = std::mem::take(&mut shared.board().to_stop);
     let teller = shared.clone();
     let tell = move || {
-        let told = tell(&teller, &reasons, &view.hopeless, &to_stop);
+        let told = tell(&teller, &reasons, &view.hopeless);
         if told.is_err() {
             // They are told once that can be written.
             teller.board().said.clear();
@@ -121,15 +120,15 @@ fn reasons(board: &mut Board, plan: &Plan, view: &View) -> Vec<(JobId, String)> 
 }
 
 /// Writes to the state what follows from it. Blocks.
-fn tell(shared: &Arc<Shared>, reasons: &[(JobId, String)], hopeless: &[(JobId, String)], to_stop: &[JobId]) -> anyhow::Result<()> {
-    for job in to_stop {
-        let Ok(Some(stop)) = shared.state.stop_of(*job) else { continue };
-        let wish = match stop {
-            Stop::Stop => Wish::Stop,
-            Stop::Cancel => Wish::Cancel,
-        };
-        shared.board().running.get(job).into_iter().for_each(|run| run.wish(wish));
-    }
+fn tell(shared: &Arc<Shared>, reasons: &[(JobId, String)], hopeless: &[(JobId, String)]) -> anyhow::Result<()> {
+    // First: whatever else the state refuses, an owner's word is passed on.
+    let asked = std::mem::take(&mut shared.board().to_stop);
+    let unheard = heed(
+        asked,
+        |job| shared.state.stop_of(job),
+        |job, wish| shared.board().running.get(&job).into_iter().for_each(|run| run.wish(wish)),
+    );
+    shared.board().to_stop.extend(unheard);
     for (job, why) in hopeless {
         // Its owner may have been quicker and cancelled it.
         let Ok(claims) = shared.state.claim(&[*job], "nowhere") else { continue };
@@ -144,4 +143,49 @@ fn tell(shared: &Arc<Shared>, reasons: &[(JobId, String)], hopeless: &[(JobId, S
         }
     }
     shared.state.say_why(reasons).context("saying why jobs wait")
+}
+
+/// Passes on what owners ask of their jobs; those of which the state does not say it now, to be asked again.
+fn heed(jobs: Vec<JobId>, ask: impl Fn(JobId) -> Result<Option<Stop>, StateError>, tell: impl Fn(JobId, Wish)) -> Vec<JobId> {
+    let is_unheard = |job: &JobId| match ask(*job) {
+        Ok(stop) => {
+            let wish = stop.map(|stop| if stop == Stop::Cancel { Wish::Cancel } else { Wish::Stop });
+            wish.into_iter().for_each(|wish| tell(*job, wish));
+            false
+        }
+        // Deleted meanwhile.
+        Err(StateError::NotFound(_)) => false,
+        Err(error) => {
+            tracing::warn!(%job, "what a job's owner asks cannot be read, and is asked for again: {error}");
+            true
+        }
+    };
+    jobs.into_iter().filter(is_unheard).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use nodus_state::{JobId, StateError, Stop};
+
+    use super::{Wish, heed};
+
+    #[test]
+    fn what_an_owner_asks_is_passed_on_though_the_state_refuses_for_a_while() {
+        let jobs: Vec<JobId> = (1..5).map(|n| format!("01890000-0000-7000-8000-00000000000{n}").parse().unwrap()).collect();
+        let [first, second, third, last] = jobs[..] else { panic!("four") };
+        let told = RefCell::new(Vec::new());
+        let tell = |job, wish| told.borrow_mut().push((job, wish));
+        let refuses = |job| match job {
+            job if job == first => Ok(Some(Stop::Stop)),
+            job if job == second => Err(StateError::Full),
+            job if job == third => Err(StateError::NotFound("job")),
+            _ => Ok(None),
+        };
+        let left = heed(vec![first, second, third, last], refuses, tell);
+        assert_eq!((left.as_slice(), told.borrow().as_slice()), (&[second][..], &[(first, Wish::Stop)][..]));
+        assert!(heed(left, |_| Ok(Some(Stop::Cancel)), tell).is_empty());
+        assert_eq!(told.borrow().last(), Some(&(second, Wish::Cancel)));
+    }
 }

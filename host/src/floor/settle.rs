@@ -7,7 +7,7 @@ use std::io;
 use anyhow::Context as _;
 use cap_std::fs::Dir;
 use nodus_schedule::Lane;
-use nodus_state::{Claim, Finish, JobState, Kept as Blob, Outcome, Work};
+use nodus_state::{Claim, Finish, Kept as Blob, Outcome, Work};
 
 use super::Shared;
 use super::board::Backoff;
@@ -214,8 +214,13 @@ fn refused(settler: &Settler, why: &str, is_further: bool, device_ms: u64) -> an
 /// Puts a job back into the queue. One that is to be cut off ends there.
 pub(super) fn requeue(settler: &Settler, (why, reason): (&'static str, &str)) -> anyhow::Result<()> {
     numbers::again(why);
-    let state = settler.persist(|| Ok(settler.shared.state.requeue(&settler.claim, reason)?))?;
-    if state == JobState::Cancelled { fail(settler, CANCELLED) } else { Ok(()) }
+    let is_waiting = settler.persist(|| Ok(settler.shared.state.requeue(&settler.claim, reason)?))?;
+    if is_waiting {
+        return Ok(());
+    }
+    fail(settler, CANCELLED)?;
+    let (outcome, message) = (Outcome::Cancelled, None);
+    finish_job(settler, &Finish { outcome, message, receipt: None, artifacts: &[], events: &[], device_ms: 0 })
 }
 
 /// Ends a job without a result; `code` is the ledger's word for why.
@@ -224,18 +229,21 @@ pub(super) fn end(settler: &Settler, (outcome, message, code): (Outcome, &str, &
     finish_job(settler, &Finish { outcome, message: Some(message), receipt: None, artifacts: &[], events: &[], device_ms })
 }
 
-/// Enters that a job ended without a receipt.
+/// Enters that a job ended without a receipt, before it has its end: a crash between the two does both again, and enters it once.
 fn fail(settler: &Settler, code: &str) -> anyhow::Result<()> {
     let (shared, claim) = (&settler.shared, settler.claim);
+    let mut may_be_there = settler.may_have_ended;
     settler.persist(|| {
         let tenant = shared.state.work(claim.job).context("reading the job")?.tenant_name;
-        shared.books().fail(&account(claim, tenant), code)
+        // Tried again, it looks for what the disk may have taken before it refused.
+        let again = Again::Attempt(std::mem::replace(&mut may_be_there, true));
+        shared.books().fail(&Account { again, ..account(claim, tenant) }, code)
     })
 }
 
 /// As the ledger knows an attempt's job.
 fn account(claim: Claim, tenant: String) -> Account {
-    Account { job: claim.job.to_string(), tenant, again: Again::Attempt(claim.attempt) }
+    Account { job: claim.job.to_string(), tenant, again: Again::Attempt(claim.attempt > 1) }
 }
 
 /// The last transaction: the end and all that is kept; what was kept for another attempt goes. The ledger has its line by then: should the

@@ -251,12 +251,15 @@ impl<'a> Opener<'a> {
         };
         let (file, manifest) = self.store.dataset(name)?;
         let (train, held_out) = Rows::parts(name, manifest.digest, file, manifest.rows, share)?;
+        train.check()?;
         Ok((train, Some(held_out)))
     }
 
     fn whole(&self, name: &Name) -> anyhow::Result<Arc<Rows>> {
         let (file, manifest) = self.store.dataset(name)?;
-        Ok(Rows::whole(name.clone(), manifest.digest, file))
+        let rows = Rows::whole(name.clone(), manifest.digest, file);
+        rows.check()?;
+        Ok(rows)
     }
 
     /// A path under `init_adapter` is imported, and the job is given its digest in place of the path.

@@ -25,6 +25,9 @@ const BYTES_MIN: u64 = 64 << 20;
 /// Rows at a multiple of which a device may begin each sequence. The coarsest of all, since a limit must not depend on the device.
 const ROW_ALIGN: usize = EVALUATION_ROW_ALIGN as usize;
 
+/// What a plan follows from, of each data set that the job has: the size of every example.
+pub(crate) type Sizes = Vec<Vec<BatchSize>>;
+
 /// The limits of a job: the defaults, its planned device memory, and what was given over both. With them the tokens that the plan
 /// follows from, which are best kept until the job has them.
 pub(crate) fn limits(
@@ -34,16 +37,36 @@ pub(crate) fn limits(
     given: &[Limit],
 ) -> (Limits, Vec<Dataset>) {
     let is_given = |name: &str| given.iter().any(|limit| limit.name() == name);
-    let (mut limits, mut tokens) = (Limits::DEFAULT, Vec::new());
-    if !(is_given("device-bytes") && is_given("activation-bytes")) {
-        tokens = tokenised(model, data, parameters);
-        // What does not fit the model is refused by the component itself, which needs little for it.
-        let config = adapter.cloned().or_else(|| config(parameters, &model.config));
-        let needs = config.map(|config| plan(&model.config, &config, &tokens, number(parameters, "batch_size").unwrap_or(BATCH_SIZE)));
-        let Needs { adapter_bytes, activation_bytes } = needs.unwrap_or_default();
-        (limits.device_bytes, limits.activation_bytes) = (adapter_bytes.max(BYTES_MIN), activation_bytes.max(BYTES_MIN));
+    if is_given("device-bytes") && is_given("activation-bytes") {
+        return (over(Limits::DEFAULT, given), Vec::new());
     }
-    (over(limits, given), tokens)
+    let tokens = tokenised(model, data, parameters);
+    let size = |example: &Arc<Sequence>| BatchSize::of(example, ROW_ALIGN);
+    let sizes: Sizes = tokens.iter().map(|data| data.examples.iter().map(size).collect()).collect();
+    (over(planned(model, &sizes, (parameters, adapter)), given), tokens)
+}
+
+/// The defaults, and the device memory that is planned for a job on data of these sizes.
+pub(crate) fn planned(model: &OpenModel, sizes: &Sizes, (parameters, adapter): (&Map<String, Value>, Option<&LoraConfig>)) -> Limits {
+    // What does not fit the model is refused by the component itself, which needs little for it.
+    let config = adapter.cloned().or_else(|| config(parameters, &model.config));
+    let needs = config.map(|config| plan(&model.config, &config, sizes, number(parameters, "batch_size").unwrap_or(BATCH_SIZE)));
+    let Needs { adapter_bytes, activation_bytes } = needs.unwrap_or_default();
+    Limits { device_bytes: adapter_bytes.max(BYTES_MIN), activation_bytes: activation_bytes.max(BYTES_MIN), ..Limits::DEFAULT }
+}
+
+/// The sizes of the data to train on, then of the held-out data, without what cannot be read, as the job will hear: read once, and nothing of it kept.
+pub(crate) fn sizes(model: &OpenModel, (train, held_out): (&Rows, Option<&Rows>), max_length: usize) -> Sizes {
+    let sizes = |rows: &Rows| {
+        let mut sizes = Vec::new();
+        rows.each(model, max_length, |example| sizes.push(BatchSize::of(&example, ROW_ALIGN))).ok().map(|()| sizes)
+    };
+    [Some(train), held_out].into_iter().flatten().map_while(sizes).collect()
+}
+
+/// How many tokens of a line the job reads, as far as its parameters say.
+pub(crate) fn max_length(parameters: &Map<String, Value>, model: &ModelConfig) -> usize {
+    number(parameters, "max_length").unwrap_or(model.max_position_embeddings)
 }
 
 fn number(parameters: &Map<String, Value>, key: &str) -> Option<usize> {
@@ -52,22 +75,22 @@ fn number(parameters: &Map<String, Value>, key: &str) -> Option<usize> {
 
 /// The data to train on, then the held-out data; without what cannot be read, as the job will hear.
 fn tokenised(model: &OpenModel, (train, held_out): (&Rows, Option<&Rows>), parameters: &Map<String, Value>) -> Vec<Dataset> {
-    let max_length = number(parameters, "max_length").unwrap_or(model.config.max_position_embeddings);
+    let max_length = max_length(parameters, &model.config);
     [Some(train), held_out].into_iter().flatten().map_while(|rows| rows.tokenise(model, max_length).ok()).collect()
 }
 
 /// Bytes for one adapter, and for the activations of the largest batch to train on or piece of an evaluation.
-fn plan(model: &ModelConfig, config: &LoraConfig, tokens: &[Dataset], batch_size: usize) -> Needs {
-    let train = tokens.first().map_or_else(BatchSize::default, |data| largest(&data.examples, batch_size));
+fn plan(model: &ModelConfig, config: &LoraConfig, sizes: &Sizes, batch_size: usize) -> Needs {
+    let train = sizes.first().map_or_else(BatchSize::default, |sizes| largest(sizes, batch_size));
     let needs = needs(model, config, train);
-    let pieces = tokens.iter().map(|data| evaluation_bytes(model, config, piece(&data.examples)));
+    let pieces = sizes.iter().map(|sizes| evaluation_bytes(model, config, piece(sizes)));
     Needs { activation_bytes: pieces.fold(needs.activation_bytes, u64::max), ..needs }
 }
 
 /// The largest batch of so many sequences that the data can give.
-fn largest(examples: &[Arc<Sequence>], sequences: usize) -> BatchSize {
-    let most = |size: fn(BatchSize) -> usize| {
-        let mut sizes: Vec<usize> = examples.iter().map(|example| size(BatchSize::of(example, ROW_ALIGN))).collect();
+fn largest(examples: &[BatchSize], sequences: usize) -> BatchSize {
+    let most = |size: fn(&BatchSize) -> usize| {
+        let mut sizes: Vec<usize> = examples.iter().map(size).collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         sizes.into_iter().take(sequences).sum()
     };
@@ -75,8 +98,8 @@ fn largest(examples: &[Arc<Sequence>], sequences: usize) -> BatchSize {
 }
 
 /// The largest piece of an evaluation: full, whatever the data, since a guest may evaluate a row many times; or one long sequence.
-fn piece(examples: &[Arc<Sequence>]) -> BatchSize {
-    let longest = examples.iter().map(|example| BatchSize::of(example, ROW_ALIGN).rows).max().unwrap_or(0);
+fn piece(examples: &[BatchSize]) -> BatchSize {
+    let longest = examples.iter().map(|example| example.rows).max().unwrap_or(0);
     let rows = longest.max(usize::try_from(EVALUATION_ROWS_MAX).unwrap_or(usize::MAX));
     BatchSize { rows, labelled: rows }
 }
@@ -125,12 +148,11 @@ mod tests {
     use std::sync::Arc;
 
     use nodus_engine::plan::{BatchSize, evaluation_bytes, needs};
-    use nodus_protocol::{Digest, LayerSelection, LoraConfig, ModelConfig, Module, Sequence};
-    use nodus_sandbox::services::Dataset;
+    use nodus_protocol::{LayerSelection, LoraConfig, ModelConfig, Module, Sequence};
     use proptest::prelude::*;
     use serde_json::json;
 
-    use super::{EVALUATION_ROW_ALIGN, EVALUATION_ROWS_MAX, config, plan};
+    use super::{EVALUATION_ROW_ALIGN, EVALUATION_ROWS_MAX, ROW_ALIGN, config, plan};
     use crate::cli::Dtype;
     use crate::random::{Recipe, Shape};
 
@@ -143,8 +165,8 @@ mod tests {
         Arc::new(Sequence::new(model, vec![1; rows], vec![2; rows], weights).unwrap())
     }
 
-    fn data(examples: Vec<Arc<Sequence>>) -> Dataset {
-        Dataset { examples: Arc::new(examples), truncated: 0, digest: Digest::of(b"data") }
+    fn data(examples: &[Arc<Sequence>]) -> Vec<BatchSize> {
+        examples.iter().map(|example| BatchSize::of(example, ROW_ALIGN)).collect()
     }
 
     fn size(batch: &[&Arc<Sequence>], align: usize) -> BatchSize {
@@ -164,7 +186,7 @@ mod tests {
             let parameters = json!({"rank": rank, "targets": "all-linear"});
             let config = config(parameters.as_object().unwrap(), &model).unwrap();
             let examples: Vec<_> = lengths.iter().map(|(rows, labelled)| sequence(&model, *rows, *labelled.min(rows))).collect();
-            let planned = plan(&model, &config, &[data(examples.clone())], batch_size);
+            let planned = plan(&model, &config, &vec![data(&examples)], batch_size);
             for align in [1, 128] {
                 // A batch of different rows, and a piece in which rows may repeat.
                 let batch: Vec<_> = examples.iter().take(batch_size).collect();
@@ -187,7 +209,7 @@ mod tests {
     fn a_longer_batch_and_a_loaded_adapter_need_more() {
         let model = model();
         let small = config(json!({}).as_object().unwrap(), &model).unwrap();
-        let of = |rows, config: &LoraConfig| plan(&model, config, &[data(vec![sequence(&model, rows, rows); 9])], 8);
+        let of = |rows, config: &LoraConfig| plan(&model, config, &vec![data(&vec![sequence(&model, rows, rows); 9])], 8);
         // Rank 8 on q (576 + 576) and v (576 + 192) of 30 layers, 16 bytes a weight.
         assert_eq!(of(10, &small).adapter_bytes, 8 * (1152 + 768) * 30 * 16);
         assert!(of(4000, &small).activation_bytes > of(2000, &small).activation_bytes);

@@ -6,9 +6,10 @@ use std::io::{self, BufReader, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use anyhow::{Context as _, ensure};
 use cap_std::fs::{File, FileExt as _};
 use nodus_formats::{TextModel, data};
-use nodus_protocol::{Digest, ModelConfig};
+use nodus_protocol::{Digest, ModelConfig, Sequence};
 use nodus_sandbox::services::{Dataset, Refusal};
 
 use super::inputs::OpenModel;
@@ -16,6 +17,7 @@ use super::services::ours;
 use super::tokens::{Part, Tokens};
 use crate::error::user;
 use crate::name::Name;
+use crate::store::digest_of;
 
 /// Decides, with the number of rows alone, which rows are held out: runs of other seeds stay comparable.
 const SPLIT_SEED: u64 = 0;
@@ -62,6 +64,16 @@ impl Rows {
         Ok((part(file, split.train), part(second, split.held_out)))
     }
 
+    /// Reads the file once, and sees that it holds what its digest says: nobody trains on anything else under that name.
+    ///
+    /// # Errors
+    /// Ours: it is damaged, or the disk refuses.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        let name = self.name();
+        let (found, _) = digest_of(FromStart { file: &self.file, at: 0 }).with_context(|| format!("reading data set `{name}`"))?;
+        expect(name, self.digest(), found)
+    }
+
     /// What the user calls the data set.
     pub(crate) fn name(&self) -> &Name {
         &self.part.name
@@ -83,6 +95,15 @@ impl Rows {
     /// The format's, as the guest sees it.
     pub(crate) fn tokenise(&self, model: &OpenModel, max_length: usize) -> Result<Dataset, Refusal> {
         self.tokenise_for(model.digest, &model.config, model.text.as_deref(), max_length)
+    }
+
+    /// The rows as tokens of a model one after the other, for who looks at each and keeps none.
+    ///
+    /// # Errors
+    /// As [`Rows::tokenise`].
+    pub(crate) fn each(&self, model: &OpenModel, max_length: usize, take: impl FnMut(Sequence)) -> Result<(), Refusal> {
+        let whole = BufReader::new(FromStart { file: &self.file, at: 0 });
+        self.part.each(whole, &model.config, model.text.as_deref(), max_length, take).map(drop)
     }
 
     fn tokenise_for(&self, model: Digest, config: &ModelConfig, text: Option<&TextModel>, max_length: usize) -> Result<Dataset, Refusal> {
@@ -116,6 +137,15 @@ impl Rows {
         FromStart { file: &self.file, at: offset }.take(bytes_max as u64).read_to_end(&mut bytes)?;
         Ok(bytes)
     }
+}
+
+/// Refuses a data set that is not what it is called by.
+///
+/// # Errors
+/// Ours: it is damaged.
+pub(crate) fn expect(name: &Name, expected: Digest, found: Digest) -> anyhow::Result<()> {
+    ensure!(found == expected, "the content of data set `{name}` is damaged: its digest is {found}, expected {expected}");
+    Ok(())
 }
 
 /// [`Rows::tokenise`] away from the threads that run guests.
@@ -214,6 +244,10 @@ mod tests {
         assert_eq!(lengths, [4990, 4990, 4990, 10, 10]);
         let first = tokenise(&train, 3).unwrap();
         assert!(Arc::ptr_eq(&first.examples, &tokenise(&train, 3).unwrap().examples));
+        let mut one_by_one = Vec::new();
+        let whole = std::io::BufReader::new(root.open("lines").unwrap());
+        train.part().each(whole, &config(), None, 3, |example| one_by_one.push(example)).unwrap();
+        assert!(first.examples.iter().map(std::convert::AsRef::as_ref).eq(&one_by_one), "one after the other they are the same");
         let weak = Arc::downgrade(&first.examples);
         drop(first);
         assert!(weak.upgrade().is_none(), "kept though nobody has it open");

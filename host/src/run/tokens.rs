@@ -54,16 +54,38 @@ impl Part {
         text: Option<&TextModel>,
         max_length: usize,
     ) -> Result<Examples, Refusal> {
+        let mut examples = Vec::new();
+        let truncated = self.each(whole, config, text, max_length, |example| examples.push(Arc::new(example)))?;
+        Ok((examples, truncated))
+    }
+
+    /// The same, an example at a time: nothing of the data set is kept. How many were cut.
+    ///
+    /// # Errors
+    /// As [`Part::read`].
+    pub(crate) fn each(
+        &self,
+        whole: impl BufRead,
+        config: &ModelConfig,
+        text: Option<&TextModel>,
+        max_length: usize,
+        mut take: impl FnMut(Sequence),
+    ) -> Result<u64, Refusal> {
         let name = format!("data set `{}`", self.name);
-        let all = data::tokenise(whole, &name, config, text, max_length).map_err(|error: FormatError| refusal(&error))?;
-        let Some(lines) = &self.lines else { return Ok((all.examples, all.truncated)) };
-        let numbered = all.examples.into_iter().zip(&all.lines);
-        let examples: Vec<_> = numbered.filter(|(_, line)| lines.contains(line)).map(|(example, _)| example).collect();
-        if examples.is_empty() {
+        let is_of_it = |line: &u64| self.lines.as_ref().is_none_or(|lines| lines.contains(line));
+        let mut is_empty = true;
+        let seen = data::each(whole, &name, config, text, max_length, |line, example| {
+            if is_of_it(&line) {
+                is_empty = false;
+                take(example);
+            }
+        });
+        let seen = seen.map_err(|error: FormatError| refusal(&error))?;
+        if is_empty {
             let text = format!("{name}: no label within the first {max_length} tokens of any line of this part, expected at least one");
             return Err(Refusal::InvalidArgument(text));
         }
-        Ok((examples, all.cut_lines.iter().filter(|line| lines.contains(line)).count() as u64))
+        Ok(seen.cut_lines.iter().filter(|line| is_of_it(line)).count() as u64)
     }
 }
 

@@ -2,13 +2,15 @@
 //!
 //! Never takes another tenant's, nor one that does not fit the model.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io::Write as _;
 
 use anyhow::Context as _;
 use nodus_api::Code;
 use nodus_formats::peft;
 use nodus_protocol::{AdapterWeights, Digest, LoraConfig};
-use nodus_state::{FileRef, ItemKind, JobId, NewItem, Owner, Reference, TenantId};
+use nodus_state::{FileRef, ItemKind, JobId, Kept, NewItem, Owner, Reference, TenantId};
 use serde_json::{Map, Value, json};
 
 use super::failure::Failure;
@@ -16,27 +18,60 @@ use super::service::Service;
 use crate::import;
 use crate::run::inputs::OpenModel;
 use crate::settings::INIT_ADAPTER;
-use crate::store::copy;
+use crate::store::{Hashing, copy};
 use crate::text::escape;
 
 /// The name of the adapter that a job is after.
 pub(super) const ADAPTER: &str = "adapter";
 
-/// Turns what `init_adapter` names into a digest, as a job sees it, and keeps the adapter under it.
-pub(super) fn init_adapter(
-    service: &Service,
-    of: TenantId,
-    parameters: &mut Map<String, Value>,
-    model: &OpenModel,
-) -> Result<Option<(Digest, LoraConfig)>, Failure> {
-    let refused = |what: &str| Failure::new(Code::JobRefused, format!("{INIT_ADAPTER}: {what}"));
-    let text = match parameters.get_mut(INIT_ADAPTER) {
-        None | Some(Value::Null) => return Ok(None),
-        Some(Value::String(text)) => text,
-        Some(other) => {
-            return Err(refused(&format!("is {}, expected a job's id, or its id and an adapter's name", escape(&other.to_string()))));
-        }
-    };
+/// Adapters that the members of one submission start from, by what its parameters call them: each is read once, and kept with the jobs or not at all.
+#[derive(Default)]
+pub(super) struct Adapters(BTreeMap<String, Brought>);
+
+struct Brought {
+    digest: Digest,
+    config: LoraConfig,
+    about: Value,
+    files: Vec<(String, Kept)>,
+}
+
+impl Adapters {
+    /// Turns what `init_adapter` names into a digest, as a job sees it.
+    pub(super) fn init(
+        &mut self,
+        (service, of): (&Service, TenantId),
+        parameters: &mut Map<String, Value>,
+        model: &OpenModel,
+    ) -> Result<Option<(Digest, LoraConfig)>, Failure> {
+        let text = match parameters.get_mut(INIT_ADAPTER) {
+            None | Some(Value::Null) => return Ok(None),
+            Some(Value::String(text)) => text,
+            Some(other) => {
+                return Err(refused(&format!("is {}, expected a job's id, or its id and an adapter's name", escape(&other.to_string()))));
+            }
+        };
+        let brought = match self.0.entry(text.clone()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(bring(service, of, text, model)?),
+        };
+        *text = brought.digest.to_string();
+        Ok(Some((brought.digest, brought.config.clone())))
+    }
+
+    /// As the state takes them, with the jobs.
+    pub(super) fn items(&self, of: TenantId) -> Vec<NewItem<'_>> {
+        let (kind, owner) = (ItemKind::Adapter, Owner::Tenant(of));
+        let of_brought = self.0.values();
+        of_brought.map(|new| NewItem { kind, owner, name: None, digest: new.digest, about: &new.about, files: &new.files }).collect()
+    }
+}
+
+fn refused(what: &str) -> Failure {
+    Failure::new(Code::JobRefused, format!("{INIT_ADAPTER}: {what}"))
+}
+
+/// Reads an adapter that a job left, and puts its files where the state has them.
+fn bring(service: &Service, of: TenantId, text: &str, model: &OpenModel) -> Result<Brought, Failure> {
     let files = files(service, of, text).map_err(|error| match error {
         Some(failure) => failure,
         None => refused(&format!("you have no adapter `{}`, expected JOB or JOB/NAME of a job that ended well", escape(text))),
@@ -50,11 +85,7 @@ pub(super) fn init_adapter(
         staged.write_all(content).context("keeping an adapter").map_err(Failure::ours)?;
         kept.push(((*name).to_owned(), staged.keep()?));
     }
-    let about = json!({ "from": text });
-    let new = NewItem { kind: ItemKind::Adapter, owner: Owner::Tenant(of), name: None, digest, about: &about, files: &kept };
-    service.state.add_item(&new)?;
-    *text = digest.to_string();
-    Ok(Some((digest, weights.config)))
+    Ok(Brought { digest, config: weights.config, about: json!({ "from": text }), files: kept })
 }
 
 /// An adapter that a job left, by its name; none where there is none.
@@ -75,9 +106,13 @@ pub(super) fn of_job(
 fn read(service: &Service, files: &[(String, FileRef)], model: &OpenModel) -> Result<AdapterWeights, Failure> {
     let workspace = service.store.workspace().map_err(Failure::ours)?;
     for (name, file) in files {
-        let mut content = service.state.open_file(file)?;
+        let mut content = Hashing::new(service.state.open_file(file)?);
         let mut keep = || copy(&mut content, &mut workspace.dir().create(name)?);
         keep().context("copying an adapter").map_err(Failure::ours)?;
+        let (_, found, _) = content.finish();
+        if found != file.digest {
+            return Err(Failure::ours(anyhow::anyhow!("blob {} is damaged: it holds {found}", file.digest)));
+        }
     }
     let read = peft::read(workspace.dir(), &model.config).map_err(import::fault);
     read.map_err(|error| Failure::of(Code::JobRefused, error.context(INIT_ADAPTER)))

@@ -5,11 +5,13 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use nodus_sandbox::Limits;
 use nodus_state::Lane;
 
 use super::config_file::{File, file};
 use crate::cli::{FloorArgs, ReadyMade, RemoteLane, SandboxArgs, ServeArgs};
 use crate::error::{exit_code, user};
+use crate::limits::{MAXIMA, over};
 use crate::paths::{Paths, shown};
 
 /// Longest file.
@@ -27,6 +29,8 @@ pub(super) struct Settings {
     pub(super) offers_merged: bool,
     /// The lanes that tenants may choose.
     pub(super) lanes: Vec<Lane>,
+    /// What tenants may set a job's limits to.
+    pub(super) limits: Limits,
     pub(super) components: Vec<ReadyMade>,
     /// Where spans go.
     pub(super) otlp: Option<String>,
@@ -68,8 +72,8 @@ pub(super) fn settings(paths: Paths, args: &ServeArgs) -> anyhow::Result<Setting
             .unwrap_or(given.guest_silence_ms),
         ..given
     };
-    let lanes = lanes(&floor.lanes);
-    Ok(Settings { listen, tls, is_insecure, offers_merged, lanes, components, otlp, floor, sandbox })
+    let (lanes, limits) = (lanes(&floor.lanes), over(MAXIMA, &file.limits));
+    Ok(Settings { listen, tls, is_insecure, offers_merged, lanes, limits, components, otlp, floor, sandbox })
 }
 
 fn lanes(named: &[RemoteLane]) -> Vec<Lane> {
@@ -88,7 +92,7 @@ mod tests {
 
     use nodus_state::Lane;
 
-    use super::settings;
+    use super::{MAXIMA, settings};
     use crate::cli::{DeviceChoice, FloorArgs, SandboxArgs, ServeArgs};
     use crate::paths::Paths;
     use crate::serve::config_file::{KEYS, tests::TEXT};
@@ -106,6 +110,7 @@ mod tests {
         assert!(read.is_insecure && read.offers_merged && read.floor.hold && read.sandbox.require_os_sandbox);
         assert_eq!((read.components.len(), &read.components[1].path), (2, &root.path().join("sft.wasm")));
         assert_eq!((read.lanes.as_slice(), read.otlp.as_deref()), (&[Lane::Fused, Lane::Solo][..], Some("http://127.0.0.1:4318")));
+        assert_eq!((read.limits.guest_memory_bytes, read.limits.wall_ms, read.limits.handles), (512 << 20, 1000, MAXIMA.handles));
         let FloorArgs { devices, memory, snapshot_every, mps_engines, .. } = &read.floor;
         assert_eq!((devices.as_slice(), *memory), (&[DeviceChoice::Cuda(0), DeviceChoice::Cpu][..], Some(8 << 30)));
         assert_eq!((*snapshot_every, mps_engines.unwrap().get()), (Some(Duration::from_millis(2500)), 8));
@@ -120,5 +125,6 @@ mod tests {
         assert_eq!((read.floor.memory, read.floor.devices.len(), read.sandbox.guest_silence_ms), (Some(1), 1, 5000));
         let usual = settings(paths, &ServeArgs::default()).unwrap();
         assert_eq!((usual.listen.to_string().as_str(), usual.lanes.as_slice()), ("127.0.0.1:7643", Lane::ALL));
+        assert_eq!(usual.limits, MAXIMA);
     }
 }

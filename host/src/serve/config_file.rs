@@ -13,10 +13,11 @@ use toml::{Table, Value};
 
 use crate::cli::{FloorArgs, ReadyMade, parse_memory};
 use crate::error::user;
+use crate::limits::Limit;
 use crate::text::{escape, nearest, parse_bytes, parse_seconds};
 
 /// Every key of a file.
-pub(super) const KEYS: [&str; 23] = [
+pub(super) const KEYS: [&str; 24] = [
     "listen",
     "tls_cert",
     "tls_key",
@@ -40,9 +41,12 @@ pub(super) const KEYS: [&str; 23] = [
     "require_os_sandbox",
     "guest_silence_ms",
     "components",
+    "limits",
 ];
 /// Shortest time that a guest process may be silent, in milliseconds, as on the command line.
 const SILENCE_MS_MIN: u64 = 1000;
+/// Highest number that a limit may be allowed to have: more bytes than there are, and more time. Several of them add up.
+const LIMIT_MAX: u64 = 1 << 48;
 
 /// What a file says.
 #[derive(Debug, Default)]
@@ -57,6 +61,8 @@ pub(super) struct File {
     pub(super) require_os_sandbox: bool,
     pub(super) guest_silence_ms: Option<u64>,
     pub(super) components: Vec<ReadyMade>,
+    /// What tenants may set a job's limits to.
+    pub(super) limits: Vec<Limit>,
 }
 
 /// Reads one. Paths are relative to the file's folder.
@@ -78,6 +84,7 @@ pub(super) fn file(text: &str, folder: &Path) -> anyhow::Result<File> {
             "require_os_sandbox" => file.require_os_sandbox = setting.flag()?,
             "guest_silence_ms" => file.guest_silence_ms = Some(setting.number(SILENCE_MS_MIN)?),
             "components" => file.components = components(&setting, folder)?,
+            "limits" => file.limits = limits(&setting)?,
             _ => setting.of_floor(&mut file.floor)?,
         }
     }
@@ -178,6 +185,22 @@ fn components(setting: &Setting<'_>, folder: &Path) -> anyhow::Result<Vec<ReadyM
     table.iter().map(component).collect()
 }
 
+fn limits(setting: &Setting<'_>) -> anyhow::Result<Vec<Limit>> {
+    let table = setting.value.as_table().ok_or_else(|| setting.wrong("a table of limits and numbers"))?;
+    let limit = |(name, value): (&String, &Value)| {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let limit = Limit::new(name, &text).map_err(|error| user(format!("limits: {error}")))?;
+        if limit.is_of_uploads() {
+            return Err(user(format!("limits: `{name}` bounds what is uploaded, expected limits of jobs alone")));
+        }
+        if limit.value() > LIMIT_MAX {
+            return Err(user(format!("limits: `{name}` is {}, expected at most {LIMIT_MAX}", limit.value())));
+        }
+        Ok(limit)
+    };
+    table.iter().map(limit).collect()
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use std::path::Path;
@@ -211,6 +234,9 @@ guest_silence_ms = 90000
 [components]
 sft = "sft.wasm"
 eval = "eval.wasm"
+[limits]
+guest-memory-bytes = "512MiB"
+wall-ms = 1000
 "#;
 
     #[test]
@@ -222,6 +248,11 @@ eval = "eval.wasm"
             ("listen = 80", "\"127.0.0.1:7643\""),
             ("insecure = \"yes\"", "true or false"),
             ("components = 3", "a table"),
+            ("limits = 3", "a table"),
+            ("[limits]\nwal-ms = 3", "did you mean `wall-ms`?"),
+            ("[limits]\nwall-ms = -3", "whole number"),
+            ("[limits]\ncomponent-bytes = 3", "limits of jobs alone"),
+            ("[limits]\nwall-ms = 281474976710657", "at most 281474976710656"),
             ("[components]\n\"../x\" = \"y\"", "cannot be a name"),
             ("listen = ", "not TOML"),
             ("devices = \"cpu\"", "a list of cpu"),

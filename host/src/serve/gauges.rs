@@ -26,6 +26,7 @@ const DEVICE: &str = "nodus_tenant_device_seconds";
 const STORED: &str = "nodus_tenant_stored_bytes";
 const HELD: &str = "nodus_tenant_device_bytes";
 const REFUSALS: &str = "nodus_refusals_total";
+const TURNED_AWAY: &str = "nodus_connections_turned_away_total";
 /// Seconds; what a read should stay below is among them.
 const BUCKETS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.5, 10.0];
 
@@ -43,7 +44,13 @@ pub(super) fn describe() {
     describe_gauge!(DEVICE, metrics::Unit::Seconds, "Time on the device by tenant");
     describe_gauge!(HELD, metrics::Unit::Bytes, "Device memory that running jobs are planned to hold, by tenant");
     describe_counter!(REFUSALS, "Requests that were refused, by code");
+    describe_counter!(TURNED_AWAY, "Connections that there was no place for");
     describe_gauge!(STORED, metrics::Unit::Bytes, "Bytes kept by tenant, each content counted once a tenant");
+}
+
+/// Counts a connection that there was no place for.
+pub(super) fn turned_away() {
+    counter!(TURNED_AWAY).increment(1);
 }
 
 /// Counts a request, and has it told as a span.

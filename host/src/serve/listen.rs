@@ -16,6 +16,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::config::Settings;
+use super::door::Door;
 use super::routes;
 use super::service::App;
 use crate::error::user;
@@ -23,6 +24,8 @@ use crate::paths::{Paths, shown};
 
 /// How long the first request of a connection may take to arrive.
 const FIRST_REQUEST: Duration = Duration::from_secs(30);
+/// How long a connection may wait for its next request, and how long the head of one may take.
+const NEXT_REQUEST: Duration = Duration::from_secs(30);
 /// How long answers under way may take once the service is to end.
 const GRACE: Duration = Duration::from_secs(10);
 /// Longest certificate or key file.
@@ -35,6 +38,8 @@ pub(super) struct Bound {
     listener: TcpListener,
     address: SocketAddr,
     tls: Option<Arc<ServerConfig>>,
+    /// Whether others speak TLS in front of it, and all connections are theirs.
+    is_behind_proxy: bool,
 }
 
 impl Bound {
@@ -58,7 +63,7 @@ pub(super) fn bind(paths: Paths, settings: &Settings) -> anyhow::Result<Bound> {
     #[expect(clippy::disallowed_methods, reason = "the one address that the operator named")]
     let listener = TcpListener::bind(settings.listen).map_err(|error| user(format!("cannot listen on {}: {error}", settings.listen)))?;
     let address = listener.local_addr().context("asking for the address that is listened on")?;
-    Ok(Bound { listener, address, tls })
+    Ok(Bound { listener, address, tls, is_behind_proxy: settings.is_insecure })
 }
 
 /// What TLS is spoken with.
@@ -81,30 +86,39 @@ fn tls(paths: Paths, cert: &Path, key: &Path) -> anyhow::Result<Arc<ServerConfig
 /// # Errors
 /// Ours: the listener failed.
 pub(super) async fn answer(app: App, bound: Bound) -> anyhow::Result<()> {
-    raise_descriptors();
+    let door = Door::new(raise_descriptors(), bound.is_behind_proxy);
     let handle = Handle::new();
     tokio::spawn(end(app.clone(), handle.clone()));
     let service = routes::router(app).into_make_service();
     let served = match bound.tls {
         None => {
-            let server = axum_server::from_tcp(bound.listener).context("listening")?;
+            let mut server = axum_server::from_tcp(bound.listener).context("listening")?.acceptor(door);
+            server.http_builder().http1().header_read_timeout(NEXT_REQUEST);
             server.http1_only().first_request_timeout(FIRST_REQUEST).handle(handle).serve(service).await
         }
         Some(config) => {
             let server = axum_server::from_tcp_rustls(bound.listener, RustlsConfig::from_config(config)).context("listening")?;
+            let mut server = server.map(|tls| tls.acceptor(door));
+            server.http_builder().http1().header_read_timeout(NEXT_REQUEST);
             server.http1_only().first_request_timeout(FIRST_REQUEST).handle(handle).serve(service).await
         }
     };
     served.context("serving")
 }
 
-/// Every connection is a descriptor, and what a process gets without a word is meant for programs with few.
-fn raise_descriptors() {
+/// Every connection is a descriptor, and what a process gets without a word is meant for programs with few. How many it has.
+fn raise_descriptors() -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        tracing::warn!("the number of open files stays as it is: {error}");
-    }
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    let has = raised.map_or_else(
+        |error| {
+            tracing::warn!("the number of open files stays as it is: {error}");
+            current
+        },
+        |()| maximum,
+    );
+    has.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX)
 }
 
 /// Resolves when the process is asked to end from now on.

@@ -9,6 +9,7 @@ mod body;
 mod config;
 mod config_file;
 mod document;
+mod door;
 mod download;
 mod failure;
 mod fsck;
@@ -56,7 +57,8 @@ pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &
     let spans = settings.otlp.as_deref().map(telemetry::export).transpose()?;
     let (store, state) = (Arc::new(store), Arc::new(open_state(surroundings.paths, data_dir, Access::Whole)?));
     let recorder = gauges::recorder()?;
-    let offers = service::Offers { merged: settings.offers_merged, lanes: settings.lanes, holds: settings.floor.hold };
+    let offers =
+        service::Offers { merged: settings.offers_merged, lanes: settings.lanes, limits: settings.limits, holds: settings.floor.hold };
     let app = service::App::new(store.clone(), state.clone(), settings.sandbox, recorder.handle(), offers)?;
     metrics::set_global_recorder(recorder).context("installing what keeps the numbers")?;
     gauges::describe();

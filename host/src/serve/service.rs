@@ -24,9 +24,14 @@ use crate::store::Store;
 const UPLOADS_MAX: usize = 64;
 /// Uploads of one tenant at the same time.
 const UPLOADS_OF_ONE_MAX: usize = 8;
+/// Downloads at the same time, of all tenants (more wait) and of one: each has a thread, of which there are some hundreds.
+const DOWNLOADS_MAX: usize = 128;
+const DOWNLOADS_OF_ONE_MAX: usize = 16;
 /// Readings of the ledger at the same time, of all tenants and of one: each reads all of it.
 const LEDGERS_MAX: usize = 2;
 const LEDGERS_OF_ONE_MAX: usize = 1;
+/// Submissions that are looked at at the same time: each has a thread, which may wait for another's data to be read.
+const SUBMISSIONS_MAX: usize = 32;
 /// Uploads that are checked or compiled at the same time: each takes a processor.
 const CHECKS_MAX: usize = 2;
 /// Streams that read their events at the same time, so that ten thousand woken at once leave readers of the database to other requests.
@@ -37,6 +42,8 @@ pub(super) struct Offers {
     /// Their adapters merged into the operator's models.
     pub(super) merged: bool,
     pub(super) lanes: Vec<Lane>,
+    /// What they may set a job's limits to.
+    pub(super) limits: Limits,
     /// Jobs are taken, and none is started.
     pub(super) holds: bool,
 }
@@ -56,8 +63,11 @@ pub(crate) struct Service {
     pub(super) streams: Arc<Streams>,
     pub(super) uploads: Semaphore,
     pub(super) slots: Arc<Slots>,
+    pub(super) downloads: Arc<Semaphore>,
+    pub(super) download_slots: Arc<Slots>,
     pub(super) ledgers: Arc<Semaphore>,
     pub(super) ledger_slots: Arc<Slots>,
+    pub(super) submissions: Semaphore,
     pub(super) checks: Semaphore,
     pub(super) telling: Semaphore,
     pub(super) numbers: PrometheusHandle,
@@ -108,8 +118,11 @@ impl App {
             streams,
             uploads: Semaphore::new(UPLOADS_MAX),
             slots: Slots::new(UPLOADS_OF_ONE_MAX),
+            downloads: Arc::new(Semaphore::new(DOWNLOADS_MAX)),
+            download_slots: Slots::new(DOWNLOADS_OF_ONE_MAX),
             ledgers: Arc::new(Semaphore::new(LEDGERS_MAX)),
             ledger_slots: Slots::new(LEDGERS_OF_ONE_MAX),
+            submissions: Semaphore::new(SUBMISSIONS_MAX),
             checks: Semaphore::new(CHECKS_MAX),
             telling: Semaphore::new(TELLING_MAX),
             numbers,

@@ -9,18 +9,17 @@ use nodus_api::{Code, HeldOut as AskedHeldOut, SubmitRequest};
 use nodus_formats::data::{Form, HeldOut as Share};
 use nodus_protocol::{Digest, LoraConfig};
 use nodus_sandbox::Limits;
-use nodus_sandbox::services::Dataset;
 use nodus_state::{HeldOut, Item, ItemKind, JobSpec, Lane, Named, Priority, Reference, TenantId};
 use serde_json::{Map, Value, json};
 
-use super::adapters::init_adapter;
+use super::adapters::Adapters;
 use super::failure::Failure;
 use super::service::Service;
 use crate::error::{there_are, user};
-use crate::limits::{Limit, over};
+use crate::limits::{self, Limit, over};
 use crate::name::Name;
 use crate::run::inputs::{OpenModel, Parts};
-use crate::run::plan;
+use crate::run::plan::{self, Sizes};
 use crate::run::rows::Rows;
 use crate::settings::{INIT_ADAPTER, sorted};
 use crate::sweep::{Point, Sweep, name_of, points};
@@ -36,17 +35,20 @@ const PLANNED: [&str; 6] = ["rank", "targets", "layers", "batch_size", "max_leng
 pub(crate) struct Planner {
     models: Mutex<BTreeMap<Name, Arc<OpenModel>>>,
     plans: Mutex<BTreeMap<String, Limits>>,
+    /// Held while data is read: one at a time, since each reading takes a processor.
+    reading: Mutex<()>,
 }
 
 /// The jobs that a tenant asks for.
-pub(super) fn specs(service: &Service, of: TenantId, request: SubmitRequest) -> Result<Vec<JobSpec>, Failure> {
+/// With them the adapters that they start from.
+pub(super) fn specs(service: &Service, of: TenantId, request: SubmitRequest) -> Result<(Vec<JobSpec>, Adapters), Failure> {
     let component = item(service, of, ItemKind::Component, &request.component)?;
     let model = service.planner.model(service, &request.model)?;
     let data = item(service, of, ItemKind::Data, &request.data)?;
     let refused = |error: anyhow::Error| Failure::of(Code::JobRefused, error);
     tokenised(&model, &data)?;
     let (held_out, parts) = parts(service, of, (&model, &data), request.held_out.as_ref())?;
-    let given = limits(&request.limits).map_err(refused)?;
+    let given = given(&request.limits).map_err(refused)?;
     let lane = match request.lane {
         nodus_api::Lane::Fused => Lane::Fused,
         nodus_api::Lane::Mps => Lane::Mps,
@@ -61,14 +63,15 @@ pub(super) fn specs(service: &Service, of: TenantId, request: SubmitRequest) -> 
         nodus_api::Priority::Low => Priority::Low,
     };
     let is_swept = !request.sweep.is_empty();
-    let mut tokens = Vec::new();
+    let (mut adapters, mut sizes) = (Adapters::default(), None);
     let member = |varied: Point| {
         let mut parameters = request.parameters.clone();
         parameters.extend(varied.clone());
         let mut parameters = sorted(parameters);
-        let adapter = init_adapter(service, of, &mut parameters, &model)?;
+        let adapter = adapters.init((service, of), &mut parameters, &model)?;
         let loaded = adapter.as_ref().map(|(_, config)| config);
-        let limits = service.planner.limits((&model, &data, &held_out), &parts, (&parameters, loaded, &given), &mut tokens);
+        let limits = service.planner.limits((&model, &data, &held_out), &parts, (&parameters, loaded, &given), &mut sizes);
+        let limits = limits::within(limits, &given, &service.offers.limits).map_err(|error| refused(user(error.to_string())))?;
         within(&parameters, &limits).map_err(refused)?;
         Ok(JobSpec {
             name: if is_swept { name_of(&varied) } else { String::new() },
@@ -85,7 +88,8 @@ pub(super) fn specs(service: &Service, of: TenantId, request: SubmitRequest) -> 
             init_adapter: adapter.map(|(digest, _)| digest),
         })
     };
-    members(&request).map_err(refused)?.into_iter().map(member).collect()
+    let specs = members(&request).map_err(refused)?.into_iter().map(member).collect::<Result<_, Failure>>()?;
+    Ok((specs, adapters))
 }
 
 /// The sweep's combinations; one without any for a single job.
@@ -99,7 +103,7 @@ fn members(request: &SubmitRequest) -> anyhow::Result<Vec<Point>> {
     points(&request.sweep.iter().map(sweep).collect::<anyhow::Result<Vec<_>>>()?)
 }
 
-fn limits(given: &BTreeMap<String, u64>) -> anyhow::Result<Vec<Limit>> {
+fn given(given: &BTreeMap<String, u64>) -> anyhow::Result<Vec<Limit>> {
     let limit = |(name, value): (&String, &u64)| {
         let limit = Limit::new(name, &value.to_string()).map_err(|error| user(error.to_string()))?;
         if limit.is_of_uploads() {
@@ -209,7 +213,7 @@ impl Planner {
         (model, data, held_out): (&OpenModel, &Item, &HeldOut),
         (train, second): &Parts,
         (parameters, loaded, given): (&Map<String, Value>, Option<&LoraConfig>, &[Limit]),
-        tokens: &mut Vec<Dataset>,
+        sizes: &mut Option<(usize, Sizes)>,
     ) -> Limits {
         let planned: Map<String, Value> =
             PLANNED.iter().filter_map(|key| Some(((*key).to_owned(), parameters.get(*key)?.clone()))).collect();
@@ -217,9 +221,16 @@ impl Planner {
         let plans = || self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let known = plans().get(&key).copied();
         let limits = known.unwrap_or_else(|| {
-            // Kept while the other members are planned: they read the same rows.
-            let (limits, read) = plan::limits(model, (train, second.as_deref()), (parameters, loaded), &[]);
-            *tokens = read;
+            // The other members are of the same rows.
+            let max_length = plan::max_length(parameters, &model.config);
+            let (_, sizes) = match sizes.take().filter(|(of, _)| *of == max_length) {
+                Some(known) => sizes.insert(known),
+                None => {
+                    let _turn = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+                    sizes.insert((max_length, plan::sizes(model, (train, second.as_deref()), max_length)))
+                }
+            };
+            let limits = plan::planned(model, sizes, (parameters, loaded));
             let mut plans = plans();
             if plans.len() >= PLANS_MAX {
                 plans.clear();

@@ -19,17 +19,24 @@ use super::service::{App, Service};
 /// Pieces on their way to the disk.
 const PIECES_MAX: usize = 16;
 /// How long a body may take that comes as slowly as it may.
-const PATIENCE: Patience = Patience { pause: Duration::from_secs(60), bytes_per_second: 16 << 10 };
+pub(super) const PATIENCE: Patience = Patience { pause: Duration::from_secs(60), bytes_per_second: 16 << 10 };
 /// How long, and how much of it, the rest of a body that was refused is still read: hung up on, its sender would see that and not the answer.
 const LINGER: (Duration, usize) = (Duration::from_secs(5), 64 << 20);
 
-/// How slow a body may be: an upload that is under way keeps others from theirs.
+/// How slow a body may be that comes, or is taken: one that is under way keeps others from theirs.
 #[derive(Clone, Copy, Debug)]
-struct Patience {
+pub(super) struct Patience {
     /// Longest wait for the next piece, and what a body of any length has.
-    pause: Duration,
+    pub(super) pause: Duration,
     /// Beyond that, on the whole.
-    bytes_per_second: u64,
+    pub(super) bytes_per_second: u64,
+}
+
+impl Patience {
+    /// What so many bytes may take.
+    pub(super) fn whole(self, bytes: u64) -> Duration {
+        self.pause + Duration::from_secs(bytes / self.bytes_per_second)
+    }
 }
 
 /// What comes over the channel: a piece, or why there is no more.
@@ -132,8 +139,7 @@ async fn send(body: &mut BodyDataStream, pieces: mpsc::Sender<Piece>, begun: one
     }
     let (mut began, mut bytes) = (Instant::now(), 0_u64);
     loop {
-        let whole = patience.pause + Duration::from_secs(bytes / patience.bytes_per_second);
-        let until = (began + whole).min(Instant::now() + patience.pause);
+        let until = (began + patience.whole(bytes)).min(Instant::now() + patience.pause);
         let piece = match tokio::time::timeout_at(until.into(), body.next()).await {
             Ok(None) => return,
             Ok(Some(Ok(piece))) => Ok(piece),

@@ -7,22 +7,22 @@ use std::io::{self, Read, Write};
 use nodus_protocol::Digest;
 use sha2::{Digest as _, Sha256};
 
-/// Passes bytes on to a writer, and hashes and counts them.
+/// Passes bytes on to a writer, or from a reader, and hashes and counts them.
 #[derive(Debug)]
-pub struct Hashing<W> {
-    inner: W,
+pub struct Hashing<T> {
+    inner: T,
     hash: Sha256,
     bytes: u64,
 }
 
-impl<W: Write> Hashing<W> {
-    /// Hashes what goes to `inner`.
-    pub fn new(inner: W) -> Self {
+impl<T> Hashing<T> {
+    /// Hashes what goes to `inner`, or comes from it.
+    pub fn new(inner: T) -> Self {
         Self { inner, hash: Sha256::new(), bytes: 0 }
     }
 
-    /// The writer, the digest of all that was written, and how many bytes that was.
-    pub fn finish(self) -> (W, Digest, u64) {
+    /// The writer or reader, the digest of all that passed by, and how many bytes that was.
+    pub fn finish(self) -> (T, Digest, u64) {
         (self.inner, Digest::from_bytes(self.hash.finalize().into()), self.bytes)
     }
 }
@@ -37,6 +37,15 @@ impl<W: Write> Write for Hashing<W> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.inner.flush()
+    }
+}
+
+impl<R: Read> Read for Hashing<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(buffer)?;
+        self.hash.update(buffer.get(..read).unwrap_or_default());
+        self.bytes += read as u64;
+        Ok(read)
     }
 }
 

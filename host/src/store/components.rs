@@ -27,12 +27,12 @@ impl Workspace {
 }
 
 impl Store {
-    /// Keeps a component; twice the same is kept once.
+    /// Keeps a component; twice the same is kept once, and what is damaged is put right.
     ///
     /// # Errors
     /// Ours: the disk refuses.
     pub fn keep_component(&self, digest: Digest, bytes: &[u8]) -> anyhow::Result<()> {
-        if self.dir.is_file(blob(digest)) {
+        if matches!(self.component(digest), Ok(Some(_))) {
             return Ok(());
         }
         let scratch = self.scratch()?;

@@ -224,13 +224,11 @@ impl Staged<'_> {
         let mut kept = Kept { digest, bytes: self.bytes, pins: self.blobs.pins.clone(), share: None };
         let place = path(digest);
         let folder = place.rsplit_once('/').map_or(BLOBS, |(folder, _)| folder);
+        // Over what is there, which may be damaged: this is known to be right. Who has that open keeps it.
         let put = || -> io::Result<()> {
             let dir = &self.blobs.dir;
-            if !dir.is_file(&place) {
-                dir.create_dir_all(folder)?;
-                dir.rename(&self.name, dir, &place)?;
-            }
-            // Also where another has just put it there, and has not come so far.
+            dir.create_dir_all(folder)?;
+            dir.rename(&self.name, dir, &place)?;
             dir.open_dir(folder)?.open(".")?.sync_all()?;
             dir.open_dir(BLOBS)?.open(".")?.sync_all()
         };

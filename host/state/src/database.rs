@@ -24,6 +24,8 @@ pub(crate) struct Database {
     writer: Mutex<Connection>,
     readers: Mutex<Readers>,
     returned: Condvar,
+    /// Of what every request begins with.
+    door: Mutex<Option<Connection>>,
 }
 
 #[derive(Default)]
@@ -42,7 +44,8 @@ impl Database {
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let mut writer = connect(path)?;
         migrate::migrate(&mut writer)?;
-        Ok(Self { path: path.to_owned(), writer: Mutex::new(writer), readers: Mutex::default(), returned: Condvar::new() })
+        let (writer, readers, door) = (Mutex::new(writer), Mutex::default(), Mutex::default());
+        Ok(Self { path: path.to_owned(), writer, readers, returned: Condvar::new(), door })
     }
 
     /// One transaction that may write. Committed where `work` gives a value, rolled back where it gives an error.
@@ -63,6 +66,14 @@ impl Database {
         done
     }
 
+    /// The same of something short that waits for no other reading: who asks is known, however long the answers to others take.
+    pub(crate) fn read_at_door<T>(&self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
+        let mut door = lock(&self.door);
+        let reader = if let Some(reader) = door.as_mut() { reader } else { door.insert(reading(&self.path)?) };
+        let view = reader.transaction()?;
+        work(&view)
+    }
+
     fn reader(&self) -> Result<Connection> {
         let mut readers = lock(&self.readers);
         loop {
@@ -70,8 +81,7 @@ impl Database {
                 return Ok(reader);
             }
             if readers.made < READERS_MAX {
-                let reader = connect(&self.path)?;
-                reader.pragma_update(None, "query_only", true)?;
+                let reader = reading(&self.path)?;
                 readers.made += 1;
                 return Ok(reader);
             }
@@ -88,6 +98,12 @@ impl Database {
     }
 }
 
+fn reading(path: &Path) -> Result<Connection> {
+    let reader = connect(path)?;
+    reader.pragma_update(None, "query_only", true)?;
+    Ok(reader)
+}
+
 fn connect(path: &Path) -> Result<Connection> {
     let connection = Connection::open(path)?;
     connection.busy_timeout(BUSY)?;
@@ -97,4 +113,35 @@ fn connect(path: &Path) -> Result<Connection> {
     connection.pragma_update(None, "foreign_keys", true)?;
     connection.pragma_update(None, "trusted_schema", false)?;
     Ok(connection)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Database, READERS_MAX};
+
+    #[test]
+    fn who_asks_is_known_while_all_readers_are_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let database = Database::open(&folder.path().join("state.db")).unwrap();
+        let (begun, begins) = std::sync::mpsc::channel();
+        let (ends, end) = (std::sync::Barrier::new(READERS_MAX + 1), &database);
+        std::thread::scope(|scope| {
+            for _ in 0..READERS_MAX {
+                let (begun, ends) = (begun.clone(), &ends);
+                scope.spawn(move || {
+                    end.read(|_| {
+                        begun.send(()).unwrap();
+                        ends.wait();
+                        Ok(())
+                    })
+                    .unwrap();
+                });
+            }
+            (0..READERS_MAX).for_each(|_| begins.recv().unwrap());
+            let tokens: i64 =
+                database.read_at_door(|view| Ok(view.query_row("SELECT count(*) FROM tokens", [], |row| row.get(0))?)).unwrap();
+            assert_eq!(tokens, 0);
+            ends.wait();
+        });
+    }
 }

@@ -106,6 +106,8 @@ impl State {
         self.database.read(|view| {
             let (cohort, job) = numbers(view, of, stream)?;
             let mut statement = view.prepare_cached(&select(job.is_some(), kinds))?;
+            // Beyond what SQLite counts to is nothing.
+            let after = i64::try_from(after).unwrap_or(i64::MAX);
             let rows = statement.query_map(params![job.unwrap_or(cohort), after, count_max as u64], from_row)?;
             Ok(rows.collect::<rusqlite::Result<_>>()?)
         })

@@ -2,6 +2,8 @@
 //!
 //! Never shows one tenant's items to another. The same content of two tenants is one blob, and neither can tell.
 
+use std::io::Read as _;
+
 use nodus_protocol::Digest;
 use rusqlite::{OptionalExtension as _, Row, Transaction};
 use serde_json::Value;
@@ -165,23 +167,7 @@ impl State {
     /// # Errors
     /// The name is taken by other content; the quota; the disk.
     pub fn add_item(&self, new: &NewItem<'_>) -> Result<(Item, bool)> {
-        self.database.write(|transaction| {
-            let taken = "SELECT digest FROM items WHERE kind = ?1 AND ifnull(tenant, 0) = ifnull(?2, 0) AND ifnull(name, digest) = ifnull(?3, ?4)";
-            let (owner, digest) = (new.owner.id(), digest_sql(new.digest));
-            let there = transaction.query_row(taken, (new.kind, owner, new.name, digest), |row| row.get::<_, [u8; 32]>(0)).optional()?;
-            if there.is_some_and(|there| there != digest) {
-                return Err(StateError::Taken(new.name.unwrap_or_default().to_owned()));
-            }
-            if there.is_none() {
-                insert(transaction, new, owner)?;
-            }
-            // The owner's own: a tenant's item may have the name or the content of a shared one.
-            let select = format!(
-                "SELECT {COLUMNS} FROM items WHERE kind = ?1 AND ifnull(tenant, 0) = ifnull(?2, 0) AND ifnull(name, digest) = ifnull(?3, ?4)"
-            );
-            let item = parsed(transaction.query_row(&select, (new.kind, owner, new.name, digest), from_row)?)?;
-            Ok((item, there.is_none()))
-        })
+        self.database.write(|transaction| add(transaction, new))
     }
 
     /// An item that a tenant may use: its own, or a shared one.
@@ -230,13 +216,52 @@ impl State {
         })
     }
 
-    /// The content of a file that a row named.
+    /// The content of a file that a row named, as it is there: whoever makes a result of it checks the digest.
     ///
     /// # Errors
     /// It is not there: the state is damaged.
     pub fn open_file(&self, file: &FileRef) -> Result<cap_std::fs::File> {
         self.blobs.read(file.digest)
     }
+
+    /// The whole content of a file that a row named, and nothing else than that.
+    ///
+    /// # Errors
+    /// It is not there, or is something else: the state is damaged.
+    pub fn read_file(&self, file: &FileRef) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.open_file(file)?.read_to_end(&mut bytes).map_err(StateError::file("reading a blob"))?;
+        let (found, expected) = (Digest::of(&bytes), file.digest);
+        if found == expected { Ok(bytes) } else { Err(StateError::Damaged(format!("blob {expected} holds {found}"))) }
+    }
+}
+
+/// Adds an item within a transaction, see [`State::add_item`].
+pub(crate) fn add(transaction: &Transaction<'_>, new: &NewItem<'_>) -> Result<(Item, bool)> {
+    let taken = "SELECT digest FROM items WHERE kind = ?1 AND ifnull(tenant, 0) = ifnull(?2, 0) AND ifnull(name, digest) = ifnull(?3, ?4)";
+    let (owner, digest) = (new.owner.id(), digest_sql(new.digest));
+    let there = transaction.query_row(taken, (new.kind, owner, new.name, digest), |row| row.get::<_, [u8; 32]>(0)).optional()?;
+    if there.is_some_and(|there| there != digest) {
+        return Err(StateError::Taken(new.name.unwrap_or_default().to_owned()));
+    }
+    if there.is_none() {
+        insert(transaction, new, owner)?;
+    }
+    // The owner's own: a tenant's item may have the name or the content of a shared one.
+    let select = format!(
+        "SELECT {COLUMNS} FROM items WHERE kind = ?1 AND ifnull(tenant, 0) = ifnull(?2, 0) AND ifnull(name, digest) = ifnull(?3, ?4)"
+    );
+    let item = parsed(transaction.query_row(&select, (new.kind, owner, new.name, digest), from_row)?)?;
+    Ok((item, there.is_none()))
+}
+
+/// Forgets the adapters of a tenant that none of its jobs starts from.
+pub(crate) fn forget_adapters(transaction: &Transaction<'_>, of: TenantId) -> Result<()> {
+    let delete = "DELETE FROM items WHERE kind = 'adapter' AND tenant = ?1 AND EXISTS (SELECT 1 FROM item_files WHERE item = items.id
+         AND NOT EXISTS (SELECT 1 FROM inputs JOIN jobs ON job = number
+             WHERE inputs.digest = item_files.digest AND role = 'init_adapter' AND tenant = ?1))";
+    transaction.prepare_cached(delete)?.execute([of])?;
+    Ok(())
 }
 
 fn insert(transaction: &Transaction<'_>, new: &NewItem<'_>, owner: Option<TenantId>) -> Result<()> {

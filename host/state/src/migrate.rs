@@ -12,6 +12,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0002.sql"),
     include_str!("../migrations/0003.sql"),
     include_str!("../migrations/0004.sql"),
+    include_str!("../migrations/0005.sql"),
 ];
 /// `application_id` of the file: "nods".
 const APPLICATION: i64 = 0x6e6f_6473;

@@ -92,7 +92,7 @@ impl State {
     /// # Errors
     /// The disk's.
     pub fn bearer_of(&self, token: Digest) -> Result<Option<Bearer>> {
-        self.database.read(|view| {
+        self.database.read_at_door(|view| {
             let mut statement = view.prepare_cached("SELECT tenant FROM tokens WHERE digest = ? AND revoked_ms IS NULL")?;
             let found = statement.query_row([digest_sql(token)], |row| row.get::<_, Option<TenantId>>(0)).optional()?;
             Ok(match found {

@@ -93,3 +93,33 @@ fn what_is_kept_of_a_disabled_tenants_job_is_there_when_it_goes_on() {
     assert_eq!(scene.went_on().len(), 1, "it began anew");
     assert_same(&kept(&scene.host.path("run")), &kept(&server.fetch(id, "fetched")), "after its tenant was disabled");
 }
+
+/// Whether the ledger has exactly so many lines of a job that ended without a receipt, and agrees with the state.
+fn assert_one_failure(scene: &Scene, id: &str) {
+    let ledger = std::fs::read_to_string(scene.host.path("data/ledger.jsonl")).unwrap();
+    assert_eq!(ledger.lines().filter(|line| line.contains(id) && line.contains("job_failed")).count(), 1, "{ledger}");
+    scene.host.ok(["state", "fsck"]);
+}
+
+/// Killed between the ledger's line and the job's end, or before both: the line is there once.
+#[test]
+fn a_job_that_was_being_cut_off_when_the_service_was_killed_has_one_line() {
+    let scene = Scene::new();
+    let server = Server::start(&scene);
+    let id = &server.submit(&[&JOB[2..], &["--set", "steps=100000"]].concat())[0];
+    server.steps(id, 5);
+    server.kill_all();
+    let change = |set: &str| {
+        let state = rusqlite::Connection::open(scene.host.path("data/service/state.db")).unwrap();
+        assert_eq!(state.execute(&format!("UPDATE jobs SET {set}"), []).unwrap(), 1);
+    };
+    change("stop = 'cancel'");
+    for _ in 0..2 {
+        let server = Server::start(&scene);
+        let job = server.ended(id);
+        assert_eq!((job["state"].as_str(), job["attempts"].as_u64()), (Some("cancelled"), Some(1)), "{job}");
+        assert_one_failure(&scene, id);
+        server.kill_all();
+        change("state = 'running', ended_ms = NULL");
+    }
+}

@@ -15,4 +15,4 @@ mod tokenise;
 
 pub use line::{Form, Summary, check};
 pub use split::{HeldOut, Split, SplitError, split};
-pub use tokenise::{Tokenised, tokenise};
+pub use tokenise::{Seen, Tokenised, each, tokenise};

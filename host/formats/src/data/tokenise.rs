@@ -46,12 +46,45 @@ pub fn tokenise(
     text: Option<&TextModel>,
     max_length: usize,
 ) -> Result<Tokenised, FormatError> {
+    let (mut examples, mut numbers) = (Vec::new(), Vec::new());
+    let seen = each(lines, name, model, text, max_length, |number, example| {
+        examples.push(Arc::new(example));
+        numbers.push(number);
+    })?;
+    let Seen { cut_lines, form, unlabelled } = seen;
+    let truncated = cut_lines.len() as u64;
+    Ok(Tokenised { examples, lines: numbers, cut_lines, form, truncated, unlabelled })
+}
+
+/// What is said of a file beside its sequences.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The numbers of the lines that were longer than the maximum and were cut.
+    pub cut_lines: Vec<u64>,
+    /// What the lines look like.
+    pub form: Form,
+    /// Number of lines that were left out because no labelled token remained after the cut.
+    pub unlabelled: u64,
+}
+
+/// As [`tokenise`], a sequence at a time: `take` is given each with the number of its line, and nothing of the file is kept.
+///
+/// # Errors
+/// As [`tokenise`].
+pub fn each(
+    lines: impl BufRead,
+    name: &str,
+    model: &ModelConfig,
+    text: Option<&TextModel>,
+    max_length: usize,
+    mut take: impl FnMut(u64, Sequence),
+) -> Result<Seen, FormatError> {
     if !(2..=model.max_position_embeddings).contains(&max_length) {
         let expected = format!("from 2 to the model's context of {}", model.max_position_embeddings);
         return Err(FormatError::invalid(name, Place::File, format!("a maximum length of {max_length} tokens"), expected));
     }
     let mut lines = Lines::new(lines, name);
-    let (mut examples, mut numbers, mut cut_lines, mut unlabelled) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    let (mut taken, mut cut_lines, mut unlabelled) = (0_u64, Vec::new(), 0);
     while let Some((number, line)) = lines.next_line()? {
         let place = Where { name, number };
         let mut labelled = Labelled::of(line, model, text, place)?;
@@ -67,14 +100,14 @@ pub fn tokenise(
             cut_lines.push(number);
         }
         if labelled.any() {
-            examples.push(Arc::new(labelled.shifted(model, place)?));
-            numbers.push(number);
+            take(number, labelled.shifted(model, place)?);
+            taken += 1;
         } else {
             unlabelled += 1;
         }
     }
     let form = lines.summary()?.form;
-    if examples.is_empty() {
+    if taken == 0 {
         let expected = "a labelled token within the maximum length in at least one line";
         return Err(FormatError::invalid(
             name,
@@ -83,8 +116,7 @@ pub fn tokenise(
             expected,
         ));
     }
-    let truncated = cut_lines.len() as u64;
-    Ok(Tokenised { examples, lines: numbers, cut_lines, form, truncated, unlabelled })
+    Ok(Seen { cut_lines, form, unlabelled })
 }
 
 /// A line, for messages.

@@ -96,7 +96,7 @@ fn kept(state: &State, content: &[u8]) -> nodus_state::Kept {
 }
 
 fn account(claim: Claim, tenant: &str) -> Account {
-    Account { job: claim.job.to_string(), tenant: tenant.to_owned(), again: Again::Attempt(claim.attempt) }
+    Account { job: claim.job.to_string(), tenant: tenant.to_owned(), again: Again::Attempt(claim.attempt > 1) }
 }
 
 #[test]

@@ -63,10 +63,11 @@ pub(super) async fn get(
     let mut response = if known.is_some_and(|known| known.split(',').any(|known| known.trim() == tag)) {
         StatusCode::NOT_MODIFIED.into_response()
     } else {
-        let mut response = download::written(&app, "application/octet-stream", move |_, mut out| {
+        let work = move |_: &Service, mut out: &mut dyn Write| {
             let mut content = content;
             copy(&mut content, &mut out).context("reading an artifact")
-        });
+        };
+        let mut response = download::written(&app, caller.0.id, "application/octet-stream", work).await?;
         response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(file.bytes));
         response
     };
@@ -97,7 +98,7 @@ pub(super) async fn archive(State(app): State<App>, caller: Caller, Id(id): Id<J
             Ok((service.state.artifacts(of, id)?, receipt))
         })
         .await?;
-    Ok(download::written(&app, "application/x-tar", move |service, out| tar(service, &files, receipt.as_deref(), out)))
+    download::written(&app, of, "application/x-tar", move |service, out| tar(service, &files, receipt.as_deref(), out)).await
 }
 
 /// Of a file of so many bytes.

@@ -40,7 +40,7 @@ pub(super) async fn inputs(State(app): State<App>, caller: Caller, Id(id): Id<Jo
             Ok(files)
         })
         .await?;
-    Ok(download::written(&app, "application/x-tar", move |service, out| tar(service, &files, out)))
+    download::written(&app, of, "application/x-tar", move |service, out| tar(service, &files, out)).await
 }
 
 /// Whether the job's component is one that the tenant brought.
@@ -93,10 +93,11 @@ pub(super) async fn ledger(State(app): State<App>, caller: Caller, Id(id): Id<Jo
         Ok((entries(service, id).map_err(Failure::ours)?, slot))
     };
     let (mut entries, slot) = app.blocking(read).await?;
-    Ok(download::written(&app, "application/json", move |_, mut out| {
+    let work = move |_: &Service, mut out: &mut dyn Write| {
         let _slot = slot;
         copy(&mut entries, &mut out).context("reading a job's entries")
-    }))
+    };
+    download::written(&app, of, "application/json", work).await
 }
 
 /// The entries of a job as the answer has them, in a file that is gone when it is closed: they may be many.

@@ -42,14 +42,17 @@ pub(super) async fn submit(
 ) -> Result<(StatusCode, Answer<Submitted>), Failure> {
     let key = key(&headers, &request)?;
     let of = caller.0.id;
-    let (submitted, names) = app
+    let _turn = app.submissions.acquire().await.map_err(|error| Failure::ours(error.into()))?;
+    let submitted = app
         .blocking(move |service| {
-            let specs = submit::specs(service, of, request)?;
-            let names: Vec<String> = specs.iter().map(|spec| spec.name.clone()).collect();
-            Ok((service.state.submit(of, key.as_ref(), &specs)?, names))
+            if let Some(before) = key.as_ref().map(|key| service.state.submitted(of, key)).transpose()?.flatten() {
+                return Ok(before);
+            }
+            let (specs, adapters) = submit::specs(service, of, request)?;
+            Ok(service.state.submit_from(of, key.as_ref(), &specs, &adapters.items(of))?)
         })
         .await?;
-    let jobs = submitted.jobs.iter().zip(names).map(|(id, name)| Member { id: id.to_string(), name }).collect();
+    let jobs = submitted.jobs.iter().zip(submitted.names).map(|(id, name)| Member { id: id.to_string(), name }).collect();
     let status = if submitted.is_new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Answer(Submitted { cohort: submitted.cohort.to_string(), jobs })))
 }

@@ -77,7 +77,7 @@ pub(super) async fn merged(
     if !matches!(parts.model.weights, Weights::Mapped(_)) {
         return Err(Failure::new(Code::WrongState, "the model's weights are random numbers that no file holds"));
     }
-    Ok(download::written(&app, "application/x-tar", move |_: &Service, out| tar(&parts, out)))
+    download::written(&app, of, "application/x-tar", move |_: &Service, out| tar(&parts, out)).await
 }
 
 /// The model's small files, then the weights.

@@ -68,10 +68,11 @@ pub(super) async fn json(
 pub(super) async fn csv(State(app): State<App>, caller: Caller, Id(id): Id<JobId>) -> Result<Response, Failure> {
     let of = caller.0.id;
     app.blocking(move |service| Ok(service.state.job(of, id)?)).await?;
-    Ok(download::written(&app, "text/csv; charset=utf-8", move |service, out| {
+    let work = move |service: &Service, out: &mut dyn Write| {
         writeln!(out, "kind,step,name,value")?;
         each(service, of, id, &NUMBERS, |event| rows(event, out))
-    }))
+    };
+    download::written(&app, of, "text/csv; charset=utf-8", work).await
 }
 
 /// A job's log
@@ -87,14 +88,15 @@ pub(super) async fn csv(State(app): State<App>, caller: Caller, Id(id): Id<JobId
 pub(super) async fn log(State(app): State<App>, caller: Caller, Id(id): Id<JobId>) -> Result<Response, Failure> {
     let of = caller.0.id;
     app.blocking(move |service| Ok(service.state.job(of, id)?)).await?;
-    Ok(download::written(&app, "text/plain; charset=utf-8", move |service, out| {
+    let work = move |service: &Service, out: &mut dyn Write| {
         each(service, of, id, &[EventKind::Log], |event| {
             let body: Map<String, Value> = serde_json::from_str(&event.body).unwrap_or_default();
             let field = |name: &str| body.get(name).and_then(Value::as_str).unwrap_or_default();
             writeln!(out, "{}: {}", escape(field("level")), escape(field("message")))?;
             Ok(())
         })
-    }))
+    };
+    download::written(&app, of, "text/plain; charset=utf-8", work).await
 }
 
 /// Every event of these kinds, page by page.

@@ -6,8 +6,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
-use nodus_api::{Code, JobLedger, Problem, SubmitRequest, Submitted};
-use nodus_receipts::ledger::BytesEvent;
+use nodus_api::{Code, Problem, SubmitRequest, Submitted};
 use nodus_state::{Access, Finish, ItemKind, JobId, Lane, NewItem, Outcome, Owner, Quota, State};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -15,12 +14,13 @@ use tokio_stream::StreamExt as _;
 use tower::ServiceExt as _;
 
 use super::{document, router};
-use crate::books::{Account, Again, Books};
 use crate::cli::{Dtype, SandboxArgs};
 use crate::import;
 use crate::random::{Recipe, Shape};
 use crate::serve::service::{App, Offers};
 use crate::store::Store;
+
+mod bounds;
 
 /// A service with two tenants, a model of random weights, a shared component and each tenant's data.
 struct Rig {
@@ -51,7 +51,7 @@ fn rig() -> Rig {
         state.into(),
         SandboxArgs::default(),
         numbers,
-        Offers { merged: false, lanes: vec![Lane::Fused, Lane::Solo], holds: true },
+        Offers { merged: false, lanes: vec![Lane::Fused, Lane::Solo], limits: crate::limits::MAXIMA, holds: true },
     )
     .unwrap();
     Rig { router: router(app.clone()), app, tokens, _folder: folder }
@@ -207,6 +207,9 @@ async fn a_sweep_is_planned_and_queued_and_a_key_makes_it_one() {
     let ((first, made), (second, again)) = (send().await, send().await);
     assert_eq!((first, second), (StatusCode::CREATED, StatusCode::OK), "{}", String::from_utf8_lossy(&made));
     assert_eq!(made, again);
+    let tenant = rig.app.state.tenant_named("a").unwrap().id;
+    rig.app.state.remove_item(Owner::Tenant(tenant), ItemKind::Data, &nodus_state::Reference::Name("rows".into())).unwrap();
+    assert_eq!(send().await, (StatusCode::OK, made.clone()), "also when its data set is gone");
     let submitted: Submitted = serde_json::from_slice(&made).unwrap();
     let names: Vec<&str> = submitted.jobs.iter().map(|job| job.name.as_str()).collect();
     assert_eq!(names, ["learning_rate=0.001", "learning_rate=0.0001"]);
@@ -234,6 +237,8 @@ async fn refusals_say_what_would_be_right() {
         (json!({ "sweep": [{ "key": "x", "values": [1, 1.0] }] }), Code::JobRefused, "twice"),
         (json!({ "parameters": { "x": "y".repeat(300_000) } }), Code::JobRefused, "parameter-bytes"),
         (json!({ "limits": { "device-bytes": 1_u64 << 40 } }), Code::QuotaExceeded, "device-bytes"),
+        (json!({ "limits": { "guest-memory-bytes": (256_u64 << 20) + 1 } }), Code::JobRefused, "at most 268435456: the service's operator"),
+        (json!({ "limits": { "activation-bytes": u64::MAX } }), Code::JobRefused, "activation-bytes"),
         (json!({ "lane": "mps" }), Code::NotOffered, "one of fused, solo"),
         (json!({ "hold_out": 1 }), Code::BadBody, "hold_out"),
         (json!({ "seed": -1 }), Code::BadBody, "seed"),
@@ -369,29 +374,4 @@ proptest! {
             }
         });
     }
-}
-
-/// Whoever reads the ledger waits neither for components that are compiled nor for a reader that is slow, and one tenant has one turn.
-#[tokio::test]
-async fn a_jobs_ledger_is_read_in_turns_of_its_own() {
-    let rig = rig();
-    let job = rig.finished().await.jobs[0].id.clone();
-    let account = |job: &str| Account { job: job.to_owned(), tenant: "a".to_owned(), again: Again::Never };
-    let mut books = Books::open(rig.app.store.dir().unwrap()).unwrap();
-    let entry = |number| (number, BytesEvent::Written, 7);
-    books.enter(&account(&job), (0..3000).map(entry)).unwrap();
-    books.enter(&account("another"), (0..10).map(entry)).unwrap();
-    let _checks = rig.app.checks.acquire_many(2).await.unwrap();
-    let place = format!("/v1/jobs/{job}/ledger");
-    let asked = rig.call("GET", &place, Some(&rig.tokens[0]), "");
-    let (status, body) = tokio::time::timeout(Duration::from_secs(60), asked).await.expect("it waits for what is compiled");
-    assert_eq!(status, StatusCode::OK);
-    let ledger: JobLedger = serde_json::from_slice(&body).unwrap();
-    assert!(ledger.entries.len() == 3000 && ledger.entries.iter().all(|entry| entry["job"] == *job && entry["bytes"] == 7));
-    let of = rig.app.state.tenants().unwrap()[0].id;
-    let slot = rig.app.ledger_slots.take(of).unwrap();
-    assert_eq!(rig.problem("GET", &place, Some(&rig.tokens[0]), "").await.code, Code::RateLimited);
-    assert_eq!(rig.problem("GET", &place, Some(&rig.tokens[1]), "").await.code, Code::NotFound, "another tenant's is not there");
-    drop(slot);
-    assert_eq!(rig.call("GET", &place, Some(&rig.tokens[0]), "").await.0, StatusCode::OK);
 }

@@ -2,7 +2,9 @@
 //!
 //! Never finds a job of another tenant.
 
-use rusqlite::{OptionalExtension as _, Row, Transaction, params};
+use std::collections::HashMap;
+
+use rusqlite::{Row, Transaction, params};
 use serde_json::Value;
 
 use super::queue::inputs;
@@ -11,7 +13,7 @@ use crate::change::What;
 use crate::error::{Result, StateError};
 use crate::events::{push_state, state_body};
 use crate::ids::{CohortId, JobId, TenantId};
-use crate::items::{FileRef, file_refs};
+use crate::items::{FileRef, file_refs, forget_adapters};
 use crate::spec::JobSpec;
 use crate::state::State;
 use crate::words::{JobState, Role, Stop};
@@ -76,15 +78,37 @@ pub enum Cancelled {
 }
 
 const COLUMNS: &str = "jobs.id, cohorts.id, member, spec, state, reason, placed, stop, message, attempts, receipt IS NOT NULL, device_ms,
-    jobs.submitted_ms, started_ms, ended_ms,
-    CASE state WHEN 'queued' THEN (SELECT count(*) FROM jobs other WHERE other.tenant = jobs.tenant AND other.state = 'queued'
-        AND (other.priority, other.number) < (jobs.priority, jobs.number)) END";
+    jobs.submitted_ms, started_ms, ended_ms, jobs.number";
 
-fn from_row(row: &Row<'_>) -> rusqlite::Result<Job> {
+/// The numbers of a tenant's waiting jobs, in their order.
+const LINE: &str = "SELECT number FROM jobs WHERE tenant = ? AND state = 'queued' ORDER BY priority, number";
+
+/// A page of a tenant's jobs.
+fn listed() -> String {
+    format!(
+        "SELECT {COLUMNS} FROM jobs JOIN cohorts ON cohort = cohorts.number
+         WHERE jobs.tenant = ?1 AND (?2 IS NULL OR state = ?2) AND (?3 IS NULL OR cohorts.id = ?3) AND (?4 IS NULL OR model = ?4)
+         AND (?5 IS NULL OR jobs.number < ?5) ORDER BY jobs.number DESC LIMIT ?6"
+    )
+}
+
+/// Jobs of a query, with what goes before each. The line is read once for all of them, and never by those that do not wait.
+fn jobs_of(view: &Transaction<'_>, of: TenantId, rows: impl Iterator<Item = rusqlite::Result<(i64, Job)>>) -> Result<Vec<Job>> {
+    let mut found = rows.collect::<rusqlite::Result<Vec<_>>>()?;
+    if found.iter().any(|(_, job)| job.state == JobState::Queued) {
+        let mut statement = view.prepare_cached(LINE)?;
+        let line = statement.query_map([of], |row| row.get(0))?.collect::<rusqlite::Result<Vec<i64>>>()?;
+        let places: HashMap<i64, u64> = line.into_iter().zip(0..).collect();
+        found.iter_mut().for_each(|(number, job)| job.ahead = places.get(number).copied());
+    }
+    Ok(found.into_iter().map(|(_, job)| job).collect())
+}
+
+fn from_row(row: &Row<'_>) -> rusqlite::Result<(i64, Job)> {
     let text: String = row.get(3)?;
     let spec = serde_json::from_str(&text)
         .map_err(|error| rusqlite::Error::FromSqlConversionFailure(3, rusqlite::types::Type::Text, error.into()))?;
-    Ok(Job {
+    let job = Job {
         id: row.get(0)?,
         cohort: row.get(1)?,
         member: row.get(2)?,
@@ -100,8 +124,9 @@ fn from_row(row: &Row<'_>) -> rusqlite::Result<Job> {
         submitted_ms: row.get(12)?,
         started_ms: row.get(13)?,
         ended_ms: row.get(14)?,
-        ahead: row.get(15)?,
-    })
+        ahead: None,
+    };
+    Ok((row.get(15)?, job))
 }
 
 impl State {
@@ -113,9 +138,10 @@ impl State {
         let found = self.database.read(|view| {
             let select =
                 format!("SELECT {COLUMNS} FROM jobs JOIN cohorts ON cohort = cohorts.number WHERE jobs.id = ? AND jobs.tenant = ?");
-            Ok(view.prepare_cached(&select)?.query_row((id, of), from_row).optional()?)
+            let mut statement = view.prepare_cached(&select)?;
+            jobs_of(view, of, statement.query_map((id, of), from_row)?)
         })?;
-        self.excused(found.into_iter().collect()).pop().ok_or(StateError::NotFound("job"))
+        self.excused(found).pop().ok_or(StateError::NotFound("job"))
     }
 
     /// A tenant's jobs, the newest first.
@@ -125,14 +151,9 @@ impl State {
     pub fn jobs(&self, of: TenantId, filter: &Filter, count_max: usize) -> Result<Vec<Job>> {
         let found = self.database.read(|view| {
             let before = filter.before.map(|id| job(view, id, Some(of)).map(|held| held.number)).transpose()?;
-            let select = format!(
-                "SELECT {COLUMNS} FROM jobs JOIN cohorts ON cohort = cohorts.number
-                 WHERE jobs.tenant = ?1 AND (?2 IS NULL OR state = ?2) AND (?3 IS NULL OR cohorts.id = ?3) AND (?4 IS NULL OR model = ?4)
-                 AND (?5 IS NULL OR jobs.number < ?5) ORDER BY jobs.number DESC LIMIT ?6"
-            );
-            let mut statement = view.prepare_cached(&select)?;
+            let mut statement = view.prepare_cached(&listed())?;
             let rows = statement.query_map(params![of, filter.state, filter.cohort, filter.model, before, count_max as u64], from_row)?;
-            Ok(rows.collect::<rusqlite::Result<Vec<_>>>()?)
+            jobs_of(view, of, rows)
         })?;
         Ok(self.excused(found))
     }
@@ -147,7 +168,7 @@ impl State {
                 "SELECT {COLUMNS} FROM jobs JOIN cohorts ON cohort = cohorts.number WHERE cohorts.id = ? AND cohorts.tenant = ? ORDER BY member"
             );
             let mut statement = view.prepare_cached(&select)?;
-            Ok(statement.query_map((cohort, of), from_row)?.collect::<rusqlite::Result<Vec<_>>>()?)
+            jobs_of(view, of, statement.query_map((cohort, of), from_row)?)
         })?;
         if members.is_empty() { Err(StateError::NotFound("cohort")) } else { Ok(self.excused(members)) }
     }
@@ -189,7 +210,12 @@ impl State {
             if !held.state.is_ended() {
                 return Err(StateError::WrongState { found: held.state, expected: "ended: cancel it first" });
             }
+            let starts = "SELECT EXISTS (SELECT 1 FROM inputs WHERE job = ? AND role = 'init_adapter')";
+            let starts_from_adapter = transaction.query_row(starts, [held.number], |row| row.get(0))?;
             transaction.execute("DELETE FROM jobs WHERE number = ?", [held.number])?;
+            if starts_from_adapter {
+                forget_adapters(transaction, of)?;
+            }
             let empty = "DELETE FROM cohorts WHERE number = ?1 AND NOT EXISTS (SELECT 1 FROM jobs WHERE cohort = ?1)";
             transaction.execute(empty, [held.cohort])?;
             changes.push(held.change(id, What::Deleted));
@@ -231,4 +257,27 @@ impl State {
 fn receipt(view: &Transaction<'_>, number: i64) -> Result<Vec<u8>> {
     let found: Option<Vec<u8>> = view.query_row("SELECT receipt FROM jobs WHERE number = ?", [number], |row| row.get(0))?;
     found.ok_or(StateError::NotFound("receipt"))
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::{Connection, params};
+
+    use super::{LINE, listed};
+    use crate::migrate::migrate;
+
+    /// Neither sorts, and the line is read without any job's own words.
+    #[test]
+    fn a_page_reads_no_more_than_it_shows_and_the_line_is_an_index() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        migrate(&mut connection).unwrap();
+        let steps = |select: &str, values: &[&dyn rusqlite::ToSql]| {
+            let mut explain = connection.prepare(&format!("EXPLAIN QUERY PLAN {select}")).unwrap();
+            let steps = explain.query_map(values, |row| row.get::<_, String>(3)).unwrap().map(Result::unwrap).collect::<Vec<_>>();
+            steps.join("; ")
+        };
+        let page = steps(&listed(), params![1, None::<i64>, None::<i64>, None::<i64>, None::<i64>, 1]);
+        assert!(page.contains("INDEX jobs_by_age (tenant=?)") && !page.contains("B-TREE"), "{page}");
+        assert_eq!(steps(LINE, params![1]), "SEARCH jobs USING COVERING INDEX jobs_in_line (tenant=? AND state=?)");
+    }
 }

@@ -10,7 +10,7 @@ use crate::change::{Change, What};
 use crate::error::{Result, StateError};
 use crate::events::{push_state, state_body};
 use crate::ids::{CohortId, JobId, TenantId};
-use crate::items::{Reference, files, find};
+use crate::items::{NewItem, Reference, add, files, find};
 use crate::quota::within;
 use crate::spec::{HeldOut, JobSpec};
 use crate::state::{State, now_ms};
@@ -33,23 +33,43 @@ pub struct Key {
 pub struct Submitted {
     /// The sweep, or the one job's own.
     pub cohort: CohortId,
-    /// Its members, in order.
+    /// Its members that are there, in order.
     pub jobs: Vec<JobId>,
+    /// Their names within it.
+    pub names: Vec<String>,
     /// Whether it was submitted now, and not under the same key before.
     pub is_new: bool,
 }
 
 impl State {
+    /// What was submitted under a key before; nothing where it is new. Whoever asks before anything is looked up answers a repetition though what it
+    /// names is gone by now.
+    ///
+    /// # Errors
+    /// The key came with another request.
+    pub fn submitted(&self, of: TenantId, key: &Key) -> Result<Option<Submitted>> {
+        self.database.read(|view| submitted_before(view, of, key))
+    }
+
     /// Submits the members of a sweep, or one job.
     ///
     /// # Errors
     /// What the jobs name is not there for this tenant; a quota; the key came with another request; the disk refuses. Nothing was submitted.
     pub fn submit(&self, of: TenantId, key: Option<&Key>, specs: &[JobSpec]) -> Result<Submitted> {
+        self.submit_from(of, key, specs, &[])
+    }
+
+    /// As [`State::submit`], with the adapters that the jobs start from: each stays as long as a job of the tenant's that starts from it.
+    ///
+    /// # Errors
+    /// As [`State::submit`]; then none of the adapters stays either.
+    pub fn submit_from(&self, of: TenantId, key: Option<&Key>, specs: &[JobSpec], adapters: &[NewItem<'_>]) -> Result<Submitted> {
         self.change(|transaction, changes| {
             if let Some(before) = key.map(|key| submitted_before(transaction, of, key)).transpose()?.flatten() {
                 return Ok(before);
             }
             admit(transaction, &tenant(transaction, of)?, specs)?;
+            adapters.iter().try_for_each(|adapter| add(transaction, adapter).map(drop))?;
             let (id, now) = (CohortId::new(), now_ms());
             let insert = "INSERT INTO cohorts (id, tenant, key, request, submitted_ms) VALUES (?, ?, ?, ?, ?)";
             let (text, request) = (key.map(|key| &key.key), key.map(|key| digest_sql(key.request)));
@@ -58,7 +78,8 @@ impl State {
             let member = |(member, spec)| insert_job(transaction, of, (cohort, member), spec, now);
             let jobs = (0_i64..).zip(specs).map(member).collect::<Result<_>>()?;
             changes.push(Change { tenant: of, cohort: id, job: None, what: What::Submitted });
-            Ok(Submitted { cohort: id, jobs, is_new: true })
+            let names = specs.iter().map(|spec| spec.name.clone()).collect();
+            Ok(Submitted { cohort: id, jobs, names, is_new: true })
         })
     }
 }
@@ -70,9 +91,10 @@ fn submitted_before(view: &Transaction<'_>, of: TenantId, key: &Key) -> Result<O
     if request != digest_sql(key.request) {
         return Err(StateError::KeyReused);
     }
-    let mut members = view.prepare_cached("SELECT id FROM jobs WHERE cohort = ? ORDER BY member")?;
-    let jobs = members.query_map([number], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
-    Ok(Some(Submitted { cohort, jobs, is_new: false }))
+    let mut members = view.prepare_cached("SELECT id, spec ->> 'name' FROM jobs WHERE cohort = ? ORDER BY member")?;
+    let members = members.query_map([number], |row| Ok((row.get::<_, JobId>(0)?, row.get::<_, String>(1)?)))?;
+    let (jobs, names) = members.collect::<rusqlite::Result<(Vec<_>, Vec<_>)>>()?;
+    Ok(Some(Submitted { cohort, jobs, names, is_new: false }))
 }
 
 fn admit(view: &Transaction<'_>, tenant: &Tenant, specs: &[JobSpec]) -> Result<()> {

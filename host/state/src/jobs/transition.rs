@@ -121,22 +121,22 @@ impl State {
         })
     }
 
-    /// Puts a running job back where it was in the queue: our fault, and it is to be tried again. One that is to be cut off anyway ends.
+    /// Puts a running job back where it was in the queue: our fault, and it is to be tried again. One that is to be cut off stays as it is: whoever
+    /// holds it ends it. Whether it waits now.
     ///
     /// # Errors
     /// The claim is stale.
-    pub fn requeue(&self, claim: &Claim, reason: &str) -> Result<JobState> {
+    pub fn requeue(&self, claim: &Claim, reason: &str) -> Result<bool> {
         self.change(|transaction, changes| {
             let held = holder(transaction, claim)?;
-            changes.push(held.change(claim.job, What::State));
             if held.stop == Some(Stop::Cancel) {
-                end(transaction, &held, (JobState::Cancelled, None, None))?;
-                return Ok(JobState::Cancelled);
+                return Ok(false);
             }
+            changes.push(held.change(claim.job, What::State));
             let update = "UPDATE jobs SET state = 'queued', reason = ? WHERE number = ?";
             transaction.prepare_cached(update)?.execute((reason, held.number))?;
             push_state(transaction, held.place(), &state_body("queued", &[("reason", Value::from(reason))]))?;
-            Ok(JobState::Queued)
+            Ok(true)
         })
     }
 

@@ -157,3 +157,22 @@ fn fsck_names_what_is_missing_cut_or_altered() {
     let file = f.state.item_files(a, ItemKind::Component, &reference).unwrap().remove(0);
     assert!(matches!(f.state.open_file(&file).unwrap_err(), StateError::Damaged(_)));
 }
+
+/// Whatever stands under a content's name, nobody is given anything else for it; and it is put right by the content itself.
+#[test]
+fn a_damaged_blob_is_nobodys_content_and_heals() {
+    let f = fixture();
+    let a = f.tenant("a");
+    for (content, damaged) in [(&b"one"[..], &b"o"[..]), (b"two", b"TWO"), (b"three", b"three and more")] {
+        f.item(Owner::Tenant(a), ItemKind::Component, None, content).unwrap();
+        let digest = Digest::of(content);
+        let file = f.state.item_files(a, ItemKind::Component, &Reference::Digest(digest)).unwrap().remove(0);
+        assert_eq!(f.state.read_file(&file).unwrap(), content);
+        std::fs::write(f.folder.path().join(format!("blobs/{}/{}", &digest.hex()[..2], digest.hex())), damaged).unwrap();
+        let error = f.state.read_file(&file).unwrap_err();
+        assert!(matches!(&error, StateError::Damaged(why) if why.contains(&digest.to_string())) && !error.is_refusal(), "{error}");
+        drop(f.blob(content));
+        assert_eq!(f.state.read_file(&file).unwrap(), content);
+    }
+    assert_eq!(f.state.fsck(Depth::Contents).unwrap(), []);
+}

@@ -102,3 +102,15 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn nothing_comes_after_the_last_position_that_there_can_be() {
+    let f = fixture();
+    let a = f.tenant("a");
+    let job = f.finished(a);
+    for after in [99, i64::MAX as u64, i64::MAX as u64 + 1, u64::MAX] {
+        for kinds in [&[][..], EventKind::ALL] {
+            assert_eq!(f.state.events(a, Stream::Job(job), after, kinds, 9).unwrap(), []);
+        }
+    }
+}

@@ -55,7 +55,7 @@ impl Known {
                 (self.state, self.attempts) = (JobState::Running, self.attempts + 1);
             }
             (Act::Requeue(_), JobState::Running) => {
-                self.state = if self.stop == Some(Stop::Cancel) { JobState::Cancelled } else { JobState::Queued };
+                self.state = if self.stop == Some(Stop::Cancel) { JobState::Running } else { JobState::Queued };
             }
             (Act::Finish(_, outcome), JobState::Running) => self.state = outcome.into(),
             (Act::Cancel(_, stop), JobState::Queued) if self.attempts == 0 || stop == Stop::Cancel => self.state = JobState::Cancelled,
@@ -71,7 +71,9 @@ fn act_on(f: &Fixture, of: TenantId, known: &Known, act: Act) -> Result<(), Stat
     match act {
         Act::Claim(_) => f.state.claim(&[known.id], "cpu").map(|claims| assert_eq!(claims[0].attempt, known.attempts + 1)),
         Act::Reclaim(_) => f.state.reclaim(known.id, "cpu").map(|claim| assert_eq!(claim.attempt, known.attempts + 1)),
-        Act::Requeue(_) => f.state.requeue(&known.claim(), "the engine died").map(drop),
+        Act::Requeue(_) => {
+            f.state.requeue(&known.claim(), "the engine died").map(|waits| assert_eq!(waits, known.stop != Some(Stop::Cancel)))
+        }
         Act::Stale(_) => f.state.finish(&Claim { attempt: known.attempts.wrapping_sub(1), ..known.claim() }, &ending(Outcome::Failed)),
         Act::Finish(_, outcome) => f.state.finish(&known.claim(), &ending(outcome)),
         Act::Cancel(_, stop) => f.state.cancel(of, known.id, stop).map(|how| {

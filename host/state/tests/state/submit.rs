@@ -1,7 +1,7 @@
 //! What comes in: items, sweeps, idempotency keys, quotas.
 
 use nodus_protocol::Digest;
-use nodus_state::{Filter, ItemKind, Key, Owner, Priority, Quota, Reference, Role, StateError};
+use nodus_state::{Filter, ItemKind, Key, NewItem, Owner, Priority, Quota, Reference, Role, StateError};
 
 use crate::support::fixture;
 
@@ -19,6 +19,23 @@ fn the_same_request_under_one_key_is_one_submission() {
     let b = f.tenant("b");
     assert!(f.state.submit(b, Some(&key("k", b"2")), &[f.spec(b)]).unwrap().is_new, "keys are a tenant's own");
     assert_eq!(f.state.jobs(a, &Filter::default(), 10).unwrap().len(), 2);
+}
+
+#[test]
+fn a_key_is_answered_without_what_the_request_names_and_with_the_members_that_are_there() {
+    let f = fixture();
+    let a = f.tenant("a");
+    let named = |name: &str| nodus_state::JobSpec { name: name.into(), ..f.spec(a) };
+    let key = Key { key: "k".into(), request: Digest::of(b"1") };
+    assert_eq!(f.state.submitted(a, &key).unwrap(), None);
+    let first = f.state.submit(a, Some(&key), &[named("x=1"), named("x=\"2\""), named("x=3")]).unwrap();
+    f.state.remove_item(Owner::Tenant(a), ItemKind::Data, &Reference::Name("rows".into())).unwrap();
+    f.state.cancel(a, first.jobs[0], nodus_state::Stop::Cancel).unwrap();
+    f.state.delete_job(a, first.jobs[0]).unwrap();
+    let again = f.state.submitted(a, &key).unwrap().unwrap();
+    assert_eq!((again.cohort, again.is_new, again.jobs.as_slice()), (first.cohort, false, &first.jobs[1..]));
+    assert_eq!(again.names, ["x=\"2\"", "x=3"]);
+    assert!(matches!(f.state.submitted(a, &Key { request: Digest::of(b"2"), ..key }).unwrap_err(), StateError::KeyReused));
 }
 
 #[test]
@@ -53,6 +70,13 @@ fn the_queue_goes_by_priority_then_age_and_leaves_disabled_tenants_out() {
     assert_eq!(order(), [high, low, last]);
     let ahead = [low, last].map(|job| f.state.job(a, job).unwrap().ahead);
     assert_eq!(ahead, [Some(0), Some(1)], "another tenant's job is not counted");
+    let mut urgent = f.spec(a);
+    urgent.priority = Priority::High;
+    f.state.submit(a, None, &[urgent]).unwrap();
+    let page = f.state.jobs(a, &Filter::default(), 2).unwrap();
+    assert_eq!(page.iter().map(|job| job.ahead).collect::<Vec<_>>(), [Some(0), Some(2)], "of a page too, beyond it");
+    f.state.cancel(a, page[0].id, nodus_state::Stop::Cancel).unwrap();
+    assert_eq!(f.state.job(a, page[0].id).unwrap().ahead, None);
     f.state.set_disabled(b, true).unwrap();
     assert_eq!(order(), [low, last]);
     f.state.say_why(&[(low, "waiting for device memory".into()), (high, "x".into())]).unwrap();
@@ -93,4 +117,40 @@ fn a_name_has_one_content_and_a_page_begins_where_the_last_one_ended() {
     assert_eq!(page(None), [jobs[4], jobs[3]]);
     assert_eq!(page(Some(jobs[3])), [jobs[2], jobs[1]]);
     assert_eq!(page(Some(jobs[1])), [jobs[0]]);
+}
+
+/// Nobody can remove an adapter by itself: it comes with the jobs that start from it, and goes with the last of them.
+#[test]
+fn an_adapter_stays_as_long_as_a_job_that_starts_from_it() {
+    let f = fixture();
+    let (a, b) = (f.tenant("a"), f.tenant("b"));
+    let submit = |of, weights: &[u8], is_good: bool| {
+        let files = [("config".to_owned(), f.blob(b"the same of all")), ("weights".to_owned(), f.blob(weights))];
+        let (digest, about) = (Digest::of(weights), serde_json::Value::Null);
+        let new = NewItem { kind: ItemKind::Adapter, owner: Owner::Tenant(of), name: None, digest, about: &about, files: &files };
+        let mut spec = f.spec(of);
+        spec.init_adapter = Some(digest);
+        if !is_good {
+            spec.data.digest = digest;
+        }
+        f.state.submit_from(of, None, &[spec], &[new]).map(|submitted| submitted.jobs[0])
+    };
+    let there = |of| f.state.items(of, ItemKind::Adapter).unwrap().into_iter().map(|item| item.digest).collect::<Vec<_>>();
+    submit(a, b"one", false).unwrap_err();
+    assert_eq!(there(a), []);
+    let (first, second, other) = (submit(a, b"one", true).unwrap(), submit(a, b"one", true).unwrap(), submit(a, b"two", true).unwrap());
+    submit(b, b"one", true).unwrap();
+    let delete = |job| {
+        f.state.cancel(a, job, nodus_state::Stop::Cancel).unwrap();
+        f.state.delete_job(a, job).unwrap();
+    };
+    delete(first);
+    assert_eq!(there(a), [Digest::of(b"one"), Digest::of(b"two")]);
+    delete(second);
+    assert_eq!(there(a), [Digest::of(b"two")], "another tenant's job keeps nothing of this one's");
+    delete(other);
+    assert_eq!((there(a), there(b)), (vec![], vec![Digest::of(b"one")]));
+    f.state.gc().unwrap();
+    let usage = f.state.usage(a).unwrap().stored_bytes;
+    assert_eq!(usage, ("component".len() + "rows".len()) as u64);
 }
