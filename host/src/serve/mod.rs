@@ -67,6 +67,7 @@ pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.spawn(housekeeping::keep(app.clone()));
     runtime.spawn(housekeeping::watch_bars(app.clone()));
+    runtime.spawn(housekeeping::clear(app.clone()));
     let floor_threads = floor::threads()?;
     let floor = {
         let _on = floor_threads.enter();
