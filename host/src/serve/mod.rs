@@ -46,7 +46,7 @@ use crate::text::bytes;
 pub(crate) use gauges::recorder;
 
 /// The service's folder within the data folder.
-const FOLDER: &str = "service";
+const FOLDER: &str = crate::store::SERVICE;
 /// Serves until the process is asked to end.
 ///
 /// # Errors
