@@ -250,6 +250,10 @@ async fn work(shared: Arc<Shared>) {
         if let Err(error) = step(&shared).await {
             tracing::error!("the floor: {error:#}");
         }
+        if shared.state.is_broken() {
+            tracing::error!("the floor starts no job any more: the state's database is broken");
+            return;
+        }
         tokio::select! {
             () = shared.wake.notified() => tokio::time::sleep(GATHER).await,
             () = tokio::time::sleep(TICK) => {}

@@ -45,12 +45,12 @@ impl Settler {
     /// Does what can be done again. Blocks.
     ///
     /// # Errors
-    /// The claim is stale; the service ends, or does not start.
+    /// The claim is stale; the service ends, or does not start; the state's database is broken.
     pub(super) fn persist<T>(&self, mut work: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
         let (job, mut tries, mut wait) = (self.claim.job, 0, FIRST);
         let done = loop {
             let error = match work() {
-                Err(error) if tries < self.tries_max && !is_stale(&error) => error,
+                Err(error) if tries < self.tries_max && !is_stale(&error) && !self.shared.state.is_broken() => error,
                 done => break done,
             };
             if tries % TOLD_EVERY == 0 {

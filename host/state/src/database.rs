@@ -3,12 +3,13 @@
 //! Never shows half a transaction: a writer commits or nothing happened, and a reader sees one moment.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
-use crate::error::Result;
+use crate::error::{Result, StateError};
 use crate::migrate;
 
 /// Readers at most; more wait.
@@ -26,6 +27,8 @@ pub(crate) struct Database {
     returned: Condvar,
     /// Of what every request begins with.
     door: Mutex<Option<Connection>>,
+    /// Whether it was seen to be broken.
+    is_broken: AtomicBool,
 }
 
 #[derive(Default)]
@@ -45,16 +48,34 @@ impl Database {
         let mut writer = connect(path)?;
         migrate::migrate(&mut writer)?;
         let (writer, readers, door) = (Mutex::new(writer), Mutex::default(), Mutex::default());
-        Ok(Self { path: path.to_owned(), writer, readers, returned: Condvar::new(), door })
+        Ok(Self { path: path.to_owned(), writer, readers, returned: Condvar::new(), door, is_broken: AtomicBool::new(false) })
     }
 
     /// One transaction that may write. Committed where `work` gives a value, rolled back where it gives an error.
     pub(crate) fn write<T>(&self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
         let mut writer = lock(&self.writer);
-        let transaction = writer.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let value = work(&transaction)?;
-        transaction.commit()?;
-        Ok(value)
+        let work = || {
+            let transaction = writer.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let value = work(&transaction)?;
+            transaction.commit()?;
+            Ok(value)
+        };
+        self.noted(work())
+    }
+
+    /// Whether it was seen to be broken since it was opened.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.is_broken.load(Relaxed)
+    }
+
+    /// The first time that it is seen to be broken it is said, and not with every request that meets it.
+    fn noted<T>(&self, done: Result<T>) -> Result<T> {
+        if let Err(StateError::Broken(source)) = &done
+            && !self.is_broken.swap(true, Relaxed)
+        {
+            tracing::error!("the state's database is broken, and the service stands still: {source}");
+        }
+        done
     }
 
     /// One view of the database.
@@ -63,7 +84,7 @@ impl Database {
         let done = reader.transaction().map_err(Into::into).and_then(|view| work(&view));
         lock(&self.readers).idle.push(reader);
         self.returned.notify_one();
-        done
+        self.noted(done)
     }
 
     /// The same of something short that waits for no other reading: who asks is known, however long the answers to others take.
@@ -71,7 +92,7 @@ impl Database {
         let mut door = lock(&self.door);
         let reader = if let Some(reader) = door.as_mut() { reader } else { door.insert(reading(&self.path)?) };
         let view = reader.transaction()?;
-        work(&view)
+        self.noted(work(&view))
     }
 
     fn reader(&self) -> Result<Connection> {

@@ -4,7 +4,7 @@
 
 use std::io;
 
-use rusqlite::ErrorCode;
+use rusqlite::{ErrorCode, ffi};
 
 use crate::words::JobState;
 
@@ -82,6 +82,9 @@ pub enum StateError {
     /// What is there does not agree.
     #[error("the state is damaged: {0}")]
     Damaged(String),
+    /// The database cannot be read, or what it holds is none. Nothing that is tried again puts that right.
+    #[error("the state's database is broken: expected it to be brought back, or put right, while the service does not run")]
+    Broken(#[source] rusqlite::Error),
     /// Whatever else SQLite says.
     #[error("the state's database failed")]
     Database(#[source] rusqlite::Error),
@@ -117,12 +120,11 @@ impl StateError {
     /// Whether the disk takes no writes: what failed can be done again once it does.
     #[must_use]
     pub fn is_disk(&self) -> bool {
-        let code = match self {
-            Self::Full | Self::ReadOnly => return true,
-            Self::Database(error) => error.sqlite_error_code(),
-            _ => None,
-        };
-        matches!(code, Some(ErrorCode::SystemIoFailure | ErrorCode::CannotOpen))
+        match self {
+            Self::Full | Self::ReadOnly => true,
+            Self::Database(error) => extended(error).is_some_and(|code| UNWRITTEN.contains(&code)),
+            _ => false,
+        }
     }
 
     pub(crate) fn file(what: &'static str) -> impl Fn(io::Error) -> Self {
@@ -134,12 +136,34 @@ impl StateError {
     }
 }
 
+/// What SQLite says where a file took no write. A full disk has a code of its own, but a quota and a file's largest size do not, nor has a disk that is
+/// full only when it is synced; what the system said can be asked for by unsafe code alone. Nothing was changed, and a write that failed for another
+/// reason may go well as little and as much.
+const UNWRITTEN: [i32; 9] = [
+    ffi::SQLITE_IOERR_WRITE,
+    ffi::SQLITE_IOERR_FSYNC,
+    ffi::SQLITE_IOERR_DIR_FSYNC,
+    ffi::SQLITE_IOERR_TRUNCATE,
+    ffi::SQLITE_IOERR_DELETE,
+    ffi::SQLITE_IOERR_SHMOPEN,
+    ffi::SQLITE_IOERR_SHMSIZE,
+    ffi::SQLITE_CANTOPEN,
+    ffi::SQLITE_CANTOPEN_DIRTYWAL,
+];
+/// And where a file cannot be read, or what was read is not what was written.
+const UNREAD: [i32; 4] = [ffi::SQLITE_IOERR_READ, ffi::SQLITE_IOERR_SHORT_READ, ffi::SQLITE_IOERR_CORRUPTFS, ffi::SQLITE_IOERR_DATA];
+
+fn extended(error: &rusqlite::Error) -> Option<i32> {
+    error.sqlite_error().map(|error| error.extended_code)
+}
+
 impl From<rusqlite::Error> for StateError {
     fn from(error: rusqlite::Error) -> Self {
         match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => Self::Full,
             Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => Self::ReadOnly,
-            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Damaged(error.to_string()),
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Broken(error),
+            _ if extended(&error).is_some_and(|code| UNREAD.contains(&code)) => Self::Broken(error),
             _ => Self::Database(error),
         }
     }
@@ -153,9 +177,24 @@ impl From<serde_json::Error> for StateError {
 
 #[cfg(test)]
 mod tests {
-    use rusqlite::Connection;
+    use rusqlite::{Connection, ffi};
 
-    use super::StateError;
+    use super::{StateError, UNREAD, UNWRITTEN};
+
+    /// A disk that takes no writes may take them later; what cannot be read is not there later either.
+    #[test]
+    fn what_cannot_be_written_is_the_disks_and_what_cannot_be_read_is_broken() {
+        let of = |code| StateError::from(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None));
+        for code in UNWRITTEN.into_iter().chain([ffi::SQLITE_FULL, ffi::SQLITE_READONLY, ffi::SQLITE_READONLY_DIRECTORY]) {
+            assert!(of(code).is_disk(), "{code}");
+        }
+        for code in UNREAD.into_iter().chain([ffi::SQLITE_CORRUPT, ffi::SQLITE_CORRUPT_INDEX, ffi::SQLITE_NOTADB]) {
+            assert!(matches!(of(code), StateError::Broken(_)) && !of(code).is_disk() && !of(code).is_refusal(), "{code}");
+        }
+        for code in [ffi::SQLITE_BUSY, ffi::SQLITE_CONSTRAINT, ffi::SQLITE_IOERR_NOMEM, ffi::SQLITE_IOERR_LOCK] {
+            assert!(matches!(of(code), StateError::Database(_)) && !of(code).is_disk(), "{code}");
+        }
+    }
 
     #[test]
     fn a_read_only_database_and_a_full_disk_have_words_of_their_own() {

@@ -57,6 +57,12 @@ impl State {
         self.database.bound(bytes)
     }
 
+    /// Whether the database was seen to be broken: nothing that needs it goes well before it was opened anew.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.database.is_broken()
+    }
+
     /// Whether the database can be read.
     ///
     /// # Errors

@@ -61,6 +61,9 @@ pub(super) async fn readyz(State(app): State<App>) -> Result<StatusCode, Failure
     if *app.closing.borrow() {
         return Err(Failure::new(Code::Unavailable, "the service is about to end").retry_after(10));
     }
+    if app.state.is_broken() {
+        return Err(Failure::new(Code::Unavailable, "the state's database is broken: the service's log says how"));
+    }
     app.blocking(|service| Ok(service.state.is_ready()?)).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -132,6 +132,37 @@ fn gc_removes_what_nobody_refers_to_and_never_what_is_about_to_be_referred_to() 
     assert_eq!(f.state.fsck(Depth::Contents).unwrap(), []);
 }
 
+/// What cannot be read is not read later either: it is said, and nobody waits for it.
+#[test]
+fn a_database_of_which_a_part_is_overwritten_is_broken_and_stays_so_until_it_is_opened_anew() {
+    let f = fixture();
+    let a = f.tenant("a");
+    let job = f.job(a);
+    let claim = f.state.claim(&[job], "cpu").unwrap()[0];
+    for first in (0..20_000).step_by(2000) {
+        f.state.append(&claim, &(first + 1..=first + 2000).map(event).collect::<Vec<_>>()).unwrap();
+    }
+    let crate::support::Fixture { folder, state } = f;
+    drop(state);
+    let path = folder.path().join("state.db");
+    let whole = std::fs::read(&path).unwrap();
+    let mut broken = whole.clone();
+    let third = broken.len() / 3;
+    broken[third..2 * third].fill(0xa5);
+    std::fs::write(&path, &broken).unwrap();
+    let state = open(&folder, Access::Whole).unwrap();
+    assert!(state.is_ready().is_ok() && !state.is_broken(), "nobody has looked there yet");
+    let read = || state.events(a, nodus_state::Stream::Job(job), 0, &[], 20_000);
+    let error = read().unwrap_err();
+    assert!(matches!(error, StateError::Broken(_)) && !error.is_disk(), "{error}");
+    assert!(state.is_broken());
+    drop(state);
+    std::fs::write(&path, &whole).unwrap();
+    let state = open(&folder, Access::Whole).unwrap();
+    assert!(!state.is_broken());
+    assert_eq!(state.fsck(Depth::Contents).unwrap(), []);
+}
+
 #[test]
 fn fsck_names_what_is_missing_cut_or_altered() {
     let f = fixture();
