@@ -2,7 +2,7 @@
 //!
 //! Takes nothing on trust but digests, and nothing that is not in the data folder or was sent for it.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use cap_std::fs::File;
 use nodus_formats::data::HeldOut as Share;
@@ -16,6 +16,7 @@ use crate::guest::Workshop;
 use crate::import::fault;
 use crate::name::Name;
 use crate::receipt::{CONTRACT, ExternalEvent, HeldOut, Predicate, Resource};
+use crate::run::content::Content;
 use crate::run::inputs::{Job, JobComponent, OpenModel, Parts};
 use crate::run::rows::Rows;
 use crate::store::Store;
@@ -62,7 +63,6 @@ pub(super) fn job((store, brought): From<'_>, workshop: &Workshop, predicate: &P
         stop_at: predicate.events.iter().map(|ExternalEvent::StopRequested { call }| *call).next(),
         cohort: 0,
         is_urgent: false,
-        tokens: Mutex::default(),
     })
 }
 
@@ -102,8 +102,8 @@ fn rows(from: From<'_>, predicate: &Predicate) -> anyhow::Result<Parts> {
         HeldOut::Data { rows } => {
             let (name, file, count) = dataset(from, &predicate.data)?;
             let share = Share::Count(usize::try_from(*rows).unwrap_or(usize::MAX));
-            let (train, held_out) = Rows::parts(&name, digest(&predicate.data), file, count, share)?;
-            train.check()?;
+            let content = Content::hashed(&name, digest(&predicate.data), file)?;
+            let (train, held_out) = Rows::parts(&name, digest(&predicate.data), content, count, share)?;
             Ok((train, Some(held_out)))
         }
     }
@@ -111,9 +111,8 @@ fn rows(from: From<'_>, predicate: &Predicate) -> anyhow::Result<Parts> {
 
 fn whole(from: From<'_>, resource: &Resource) -> anyhow::Result<Arc<Rows>> {
     let (name, file, _) = dataset(from, resource)?;
-    let rows = Rows::whole(name, digest(resource), file);
-    rows.check()?;
-    Ok(rows)
+    let content = Content::hashed(&name, digest(resource), file)?;
+    Ok(Rows::whole(name, digest(resource), content))
 }
 
 /// A data set's name, its file, and how many rows it has.

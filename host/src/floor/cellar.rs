@@ -1,10 +1,9 @@
 //! What jobs are made of, opened; what several of them name is opened once.
 //!
-//! Never opens anything by a name alone: what a job was submitted with is known by digest, and something else is refused. All of it is read and
-//! hashed once, so that no receipt names what was not used.
+//! Never opens anything by a name alone: what a job was submitted with is known by digest, and something else is refused. All of it is hashed as it is
+//! opened, once for all that have it open, so that no receipt names what was not used.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufReader};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use anyhow::Context as _;
@@ -20,10 +19,11 @@ use crate::error::user;
 use crate::guest::Workshop;
 use crate::import::fault;
 use crate::name::Name;
+use crate::run::content::Content;
 use crate::run::inputs::{Job, JobComponent, OpenModel, Parts};
 use crate::run::needs::weight_bytes;
-use crate::run::rows::{Rows, expect};
-use crate::store::{Hashing, Store};
+use crate::run::rows::Rows;
+use crate::store::Store;
 use crate::sweep::Point;
 
 /// What the driver, the libraries and operations on their way take of a card for one engine process, beside what is planned.
@@ -48,7 +48,21 @@ struct Kept {
     models: BTreeMap<Digest, Arc<OpenModel>>,
     components: BTreeMap<Digest, Weak<JobComponent>>,
     /// By the data set and what is held out of it.
-    rows: BTreeMap<String, (Weak<Rows>, Option<Weak<Rows>>)>,
+    rows: BTreeMap<String, Arc<Mutex<Opened>>>,
+}
+
+/// Rows that somebody may still have open. Locked while they are being opened.
+#[derive(Default)]
+struct Opened {
+    train: Weak<Rows>,
+    held_out: Option<Weak<Rows>>,
+}
+
+impl Opened {
+    fn parts(&self) -> Option<Parts> {
+        let held_out = self.held_out.as_ref().map(Weak::upgrade);
+        Some((self.train.upgrade()?, held_out.map_or(Some(None), |rows| rows.map(Some))?))
+    }
 }
 
 impl Cellar {
@@ -124,7 +138,6 @@ impl Cellar {
             stop_at: work.stop_question,
             cohort,
             is_urgent: spec.priority == Priority::High,
-            tokens: Mutex::default(),
         })
     }
 
@@ -141,29 +154,30 @@ impl Cellar {
         Ok(component)
     }
 
+    /// What somebody has open, or is opening, is not read again: the members of a sweep are opened at the same time.
     fn rows(&self, work: &Work) -> anyhow::Result<Parts> {
         let spec = &work.spec;
         let key = format!("{} {} {:?}", spec.data.name, spec.data.digest, spec.held_out);
-        let known = self.kept().rows.get(&key).and_then(|(train, held_out)| {
-            let held_out = held_out.as_ref().map(Weak::upgrade);
-            Some((train.upgrade()?, held_out.map_or(Some(None), |rows| rows.map(Some))?))
-        });
-        if let Some(parts) = known {
+        let place = {
+            let mut kept = self.kept();
+            kept.rows
+                .retain(|_, place| Arc::strong_count(place) > 1 || place.lock().unwrap_or_else(PoisonError::into_inner).parts().is_some());
+            kept.rows.entry(key).or_default().clone()
+        };
+        let mut opened = place.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(parts) = opened.parts() {
             return Ok(parts);
         }
         let parts = self.read_rows(work)?;
-        let mut kept = self.kept();
-        kept.rows.retain(|_, (train, _)| train.strong_count() > 0);
-        kept.rows.insert(key, (Arc::downgrade(&parts.0), parts.1.as_ref().map(Arc::downgrade)));
+        *opened = Opened { train: Arc::downgrade(&parts.0), held_out: parts.1.as_ref().map(Arc::downgrade) };
         Ok(parts)
     }
 
     fn read_rows(&self, work: &Work) -> anyhow::Result<Parts> {
         let whole = |role, named: &Named| -> anyhow::Result<Arc<Rows>> {
-            let file = self.state.open_file(input(work, role)?)?;
-            let rows = Rows::whole(name(&named.name)?, named.digest, file);
-            rows.check()?;
-            Ok(rows)
+            let (name, file) = (name(&named.name)?, self.state.open_file(input(work, role)?)?);
+            let content = Content::hashed(&name, named.digest, file)?;
+            Ok(Rows::whole(name, named.digest, content))
         };
         let spec = &work.spec;
         let share = match &spec.held_out {
@@ -172,15 +186,9 @@ impl Cellar {
             HeldOut::Count(count) => data::HeldOut::Count(usize::try_from(*count).unwrap_or(usize::MAX)),
             HeldOut::Fraction(part) => data::HeldOut::Fraction(*part),
         };
-        let (file, name) = (input(work, Role::Data)?, name(&spec.data.name)?);
-        // Counted and hashed in one reading.
-        let mut content = Hashing::new(self.state.open_file(file)?);
-        let counted = data::check(BufReader::new(&mut content), "the data");
-        io::copy(&mut content, &mut io::sink()).context("reading a job's data")?;
-        // First: what is wrong with rows that are not its owner's is no fault of the owner's.
-        expect(&name, spec.data.digest, content.finish().1)?;
-        let count = counted.map_err(fault)?.rows;
-        let (train, held_out) = Rows::parts(&name, spec.data.digest, self.state.open_file(file)?, count, share)?;
+        let (file, name) = (self.state.open_file(input(work, Role::Data)?)?, name(&spec.data.name)?);
+        let (content, count) = Content::counted(&name, spec.data.digest, file)?;
+        let (train, held_out) = Rows::parts(&name, spec.data.digest, content, count, share)?;
         Ok((train, Some(held_out)))
     }
 

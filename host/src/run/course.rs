@@ -3,7 +3,6 @@
 //! Knows neither where the guest runs nor who listens: a run of the command line and the service share it.
 
 use std::future::Future;
-use std::sync::PoisonError;
 
 use anyhow::Context as _;
 use nodus_protocol::{Client, Command, JobSlot};
@@ -67,7 +66,6 @@ impl Course<'_> {
         let ended = self.reserved(guest, end).await;
         // Before the seat is free again: the next job may need the room.
         reservation.end().await;
-        job.tokens.lock().unwrap_or_else(PoisonError::into_inner).clear();
         ended
     }
 

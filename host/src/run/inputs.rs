@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
 use cap_std::fs::Dir;
@@ -12,12 +12,12 @@ use nodus_formats::data::HeldOut;
 use nodus_formats::{TextFiles, TextModel, hf};
 use nodus_kernels::{DType, HostTensor};
 use nodus_protocol::{AdapterWeights, Digest, ModelConfig};
-use nodus_sandbox::services::Dataset;
 use nodus_sandbox::{Limits, Precompiled};
 use serde_json::{Map, Value};
 
 use super::asked::Asked;
-use super::plan;
+use super::content::Content;
+use super::plan::{self, Reckoned};
 use super::rows::Rows;
 use crate::cli::HeldOutArgs;
 use crate::error::{exit_code, refusal, user};
@@ -97,8 +97,6 @@ pub(crate) struct Job {
     pub(crate) cohort: u64,
     /// Whether its passes go before those of others.
     pub(crate) is_urgent: bool,
-    /// Its data as it was read for the plan. While it is kept, nobody need read it again.
-    pub(crate) tokens: Mutex<Vec<Dataset>>,
 }
 
 impl JobComponent {
@@ -165,6 +163,7 @@ pub(crate) struct Opener<'a> {
     components: BTreeMap<PathBuf, Arc<JobComponent>>,
     models: BTreeMap<Name, Arc<OpenModel>>,
     data: Vec<((Name, HeldOutArgs), Parts)>,
+    reckoned: Reckoned,
 }
 
 /// What a job trains on, and what it may evaluate on.
@@ -172,7 +171,8 @@ pub(crate) type Parts = (Arc<Rows>, Option<Arc<Rows>>);
 
 impl<'a> Opener<'a> {
     pub(crate) fn new(store: &'a Store, paths: Paths, workshop: &'a Workshop, component_bytes_max: u64) -> Self {
-        Self { store, paths, workshop, component_bytes_max, components: BTreeMap::new(), models: BTreeMap::new(), data: Vec::new() }
+        let (components, models, data, reckoned) = (BTreeMap::new(), BTreeMap::new(), Vec::new(), Reckoned::default());
+        Self { store, paths, workshop, component_bytes_max, components, models, data, reckoned }
     }
 
     /// Opens all that one job needs.
@@ -187,8 +187,7 @@ impl<'a> Opener<'a> {
         let adapters = self.init_adapter(&mut parameters, &model)?;
         let base = model.name.to_string();
         let loaded = adapters.first().map(|(_, weights)| &weights.config);
-        let (limits, tokens) = plan::limits(&model, (&train, held_out.as_deref()), (&parameters, loaded), &asked.limits);
-        let tokens = Mutex::new(tokens);
+        let limits = plan::limits(&model, (&train, held_out.as_deref()), (&parameters, loaded), &asked.limits, &mut self.reckoned);
         let Asked { name, varied, seed, cohort, .. } = asked;
         Ok(Job {
             name,
@@ -205,7 +204,6 @@ impl<'a> Opener<'a> {
             stop_at: None,
             cohort,
             is_urgent: false,
-            tokens,
         })
     }
 
@@ -250,16 +248,15 @@ impl<'a> Opener<'a> {
             }
         };
         let (file, manifest) = self.store.dataset(name)?;
-        let (train, held_out) = Rows::parts(name, manifest.digest, file, manifest.rows, share)?;
-        train.check()?;
+        let content = Content::hashed(name, manifest.digest, file)?;
+        let (train, held_out) = Rows::parts(name, manifest.digest, content, manifest.rows, share)?;
         Ok((train, Some(held_out)))
     }
 
     fn whole(&self, name: &Name) -> anyhow::Result<Arc<Rows>> {
         let (file, manifest) = self.store.dataset(name)?;
-        let rows = Rows::whole(name.clone(), manifest.digest, file);
-        rows.check()?;
-        Ok(rows)
+        let content = Content::hashed(name, manifest.digest, file)?;
+        Ok(Rows::whole(name.clone(), manifest.digest, content))
     }
 
     /// A path under `init_adapter` is imported, and the job is given its digest in place of the path.

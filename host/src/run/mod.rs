@@ -8,6 +8,7 @@ mod certify;
 pub(crate) mod choice;
 mod claim;
 pub(crate) mod conclude;
+pub(crate) mod content;
 pub(crate) mod course;
 pub(crate) mod crew;
 pub(crate) mod device;

@@ -3,11 +3,10 @@
 //! A function of the job alone. Reads parameters as `sft` names them; a component that names them otherwise is planned as if it were
 //! `sft` without a word, and its user gives `--limit device-bytes` or `activation-bytes` where that is too little.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use nodus_engine::plan::{BatchSize, Needs, evaluation_bytes, needs};
-use nodus_protocol::{LayerSelection, LoraConfig, ModelConfig, Module, Sequence};
-use nodus_sandbox::services::Dataset;
+use nodus_protocol::{Digest, LayerSelection, LoraConfig, ModelConfig, Module};
 use nodus_sandbox::{EVALUATION_ROW_ALIGN, EVALUATION_ROWS_MAX, Limits};
 use serde_json::{Map, Value};
 
@@ -28,22 +27,53 @@ const ROW_ALIGN: usize = EVALUATION_ROW_ALIGN as usize;
 /// What a plan follows from, of each data set that the job has: the size of every example.
 pub(crate) type Sizes = Vec<Vec<BatchSize>>;
 
-/// The limits of a job: the defaults, its planned device memory, and what was given over both. With them the tokens that the plan
-/// follows from, which are best kept until the job has them.
+/// Sizes that were reckoned, so that the jobs of one run, or of one submission, that are of the same rows read them once.
+#[derive(Default)]
+pub(crate) struct Reckoned(BTreeMap<Of, Sizes>);
+
+/// Which rows, of which model, cut at which length.
+type Of = (u64, Option<u64>, Digest, usize);
+
+impl Reckoned {
+    /// The sizes of the data to train on, then of the held-out data, without what cannot be read, as the job will hear. Where they were not reckoned
+    /// before, the data is read, and nothing of it kept; what `turn` gives is held meanwhile.
+    pub(crate) fn sizes<T>(
+        &mut self,
+        model: &OpenModel,
+        (train, held_out): (&Rows, Option<&Rows>),
+        max_length: usize,
+        turn: impl FnOnce() -> T,
+    ) -> &Sizes {
+        let of = (train.id(), held_out.map(Rows::id), model.digest, max_length);
+        self.0.entry(of).or_insert_with(|| {
+            let _turn = turn();
+            read([Some(train), held_out].into_iter().flatten(), model, max_length)
+        })
+    }
+}
+
+fn read<'a>(data: impl Iterator<Item = &'a Rows>, model: &OpenModel, max_length: usize) -> Sizes {
+    let sizes = |rows: &Rows| {
+        let mut sizes = Vec::new();
+        rows.each(model, max_length, |example| sizes.push(BatchSize::of(&example, ROW_ALIGN))).ok().map(|()| sizes)
+    };
+    data.map_while(sizes).collect()
+}
+
+/// The limits of a job: the defaults, its planned device memory, and what was given over both.
 pub(crate) fn limits(
     model: &OpenModel,
     data: (&Rows, Option<&Rows>),
     (parameters, adapter): (&Map<String, Value>, Option<&LoraConfig>),
     given: &[Limit],
-) -> (Limits, Vec<Dataset>) {
+    reckoned: &mut Reckoned,
+) -> Limits {
     let is_given = |name: &str| given.iter().any(|limit| limit.name() == name);
     if is_given("device-bytes") && is_given("activation-bytes") {
-        return (over(Limits::DEFAULT, given), Vec::new());
+        return over(Limits::DEFAULT, given);
     }
-    let tokens = tokenised(model, data, parameters);
-    let size = |example: &Arc<Sequence>| BatchSize::of(example, ROW_ALIGN);
-    let sizes: Sizes = tokens.iter().map(|data| data.examples.iter().map(size).collect()).collect();
-    (over(planned(model, &sizes, (parameters, adapter)), given), tokens)
+    let sizes = reckoned.sizes(model, data, max_length(parameters, &model.config), || ());
+    over(planned(model, sizes, (parameters, adapter)), given)
 }
 
 /// The defaults, and the device memory that is planned for a job on data of these sizes.
@@ -55,15 +85,6 @@ pub(crate) fn planned(model: &OpenModel, sizes: &Sizes, (parameters, adapter): (
     Limits { device_bytes: adapter_bytes.max(BYTES_MIN), activation_bytes: activation_bytes.max(BYTES_MIN), ..Limits::DEFAULT }
 }
 
-/// The sizes of the data to train on, then of the held-out data, without what cannot be read, as the job will hear: read once, and nothing of it kept.
-pub(crate) fn sizes(model: &OpenModel, (train, held_out): (&Rows, Option<&Rows>), max_length: usize) -> Sizes {
-    let sizes = |rows: &Rows| {
-        let mut sizes = Vec::new();
-        rows.each(model, max_length, |example| sizes.push(BatchSize::of(&example, ROW_ALIGN))).ok().map(|()| sizes)
-    };
-    [Some(train), held_out].into_iter().flatten().map_while(sizes).collect()
-}
-
 /// How many tokens of a line the job reads, as far as its parameters say.
 pub(crate) fn max_length(parameters: &Map<String, Value>, model: &ModelConfig) -> usize {
     number(parameters, "max_length").unwrap_or(model.max_position_embeddings)
@@ -71,12 +92,6 @@ pub(crate) fn max_length(parameters: &Map<String, Value>, model: &ModelConfig) -
 
 fn number(parameters: &Map<String, Value>, key: &str) -> Option<usize> {
     parameters.get(key).and_then(Value::as_u64).and_then(|number| usize::try_from(number).ok())
-}
-
-/// The data to train on, then the held-out data; without what cannot be read, as the job will hear.
-fn tokenised(model: &OpenModel, (train, held_out): (&Rows, Option<&Rows>), parameters: &Map<String, Value>) -> Vec<Dataset> {
-    let max_length = max_length(parameters, &model.config);
-    [Some(train), held_out].into_iter().flatten().map_while(|rows| rows.tokenise(model, max_length).ok()).collect()
 }
 
 /// Bytes for one adapter, and for the activations of the largest batch to train on or piece of an evaluation.

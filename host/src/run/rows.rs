@@ -6,18 +6,16 @@ use std::io::{self, BufReader, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use anyhow::{Context as _, ensure};
-use cap_std::fs::{File, FileExt as _};
 use nodus_formats::{TextModel, data};
 use nodus_protocol::{Digest, ModelConfig, Sequence};
 use nodus_sandbox::services::{Dataset, Refusal};
 
+use super::content::Content;
 use super::inputs::OpenModel;
 use super::services::ours;
 use super::tokens::{Part, Tokens};
 use crate::error::user;
 use crate::name::Name;
-use crate::store::digest_of;
 
 /// Decides, with the number of rows alone, which rows are held out: runs of other seeds stay comparable.
 const SPLIT_SEED: u64 = 0;
@@ -28,19 +26,19 @@ pub(crate) struct Rows {
     /// No two of a process have the same.
     id: u64,
     part: Part,
-    file: File,
+    content: Content,
     tokens: Tokens,
 }
 
 impl Rows {
-    fn new(part: Part, file: File) -> Self {
+    fn new(part: Part, content: Content) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self { id: NEXT.fetch_add(1, Relaxed), part, file, tokens: Tokens::default() }
+        Self { id: NEXT.fetch_add(1, Relaxed), part, content, tokens: Tokens::default() }
     }
 
     /// All rows of a data set.
-    pub(crate) fn whole(name: Name, digest: Digest, file: File) -> Arc<Self> {
-        Arc::new(Self::new(Part { name, digest, lines: None }, file))
+    pub(crate) fn whole(name: Name, digest: Digest, content: Content) -> Arc<Self> {
+        Arc::new(Self::new(Part { name, digest, lines: None }, content))
     }
 
     /// The rows that are left to train on, and those held out.
@@ -50,28 +48,17 @@ impl Rows {
     pub(crate) fn parts(
         name: &Name,
         digest: Digest,
-        file: File,
+        content: Content,
         count: u64,
         share: data::HeldOut,
     ) -> anyhow::Result<(Arc<Self>, Arc<Self>)> {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         let split = data::split(count, share, SPLIT_SEED).map_err(|error| user(format!("data set `{name}`: {error}")))?;
-        let part = |file, rows: Vec<usize>| {
+        let part = |content, rows: Vec<usize>| {
             let lines = Some(rows.into_iter().map(|row| row as u64 + 1).collect());
-            Arc::new(Self::new(Part { name: name.clone(), digest, lines }, file))
+            Arc::new(Self::new(Part { name: name.clone(), digest, lines }, content))
         };
-        let second = file.try_clone()?;
-        Ok((part(file, split.train), part(second, split.held_out)))
-    }
-
-    /// Reads the file once, and sees that it holds what its digest says: nobody trains on anything else under that name.
-    ///
-    /// # Errors
-    /// Ours: it is damaged, or the disk refuses.
-    pub(crate) fn check(&self) -> anyhow::Result<()> {
-        let name = self.name();
-        let (found, _) = digest_of(FromStart { file: &self.file, at: 0 }).with_context(|| format!("reading data set `{name}`"))?;
-        expect(name, self.digest(), found)
+        Ok((part(content.clone(), split.train), part(content, split.held_out)))
     }
 
     /// What the user calls the data set.
@@ -102,14 +89,16 @@ impl Rows {
     /// # Errors
     /// As [`Rows::tokenise`].
     pub(crate) fn each(&self, model: &OpenModel, max_length: usize, take: impl FnMut(Sequence)) -> Result<(), Refusal> {
-        let whole = BufReader::new(FromStart { file: &self.file, at: 0 });
-        self.part.each(whole, &model.config, model.text.as_deref(), max_length, take).map(drop)
+        let whole = BufReader::new(self.content.from(0));
+        self.part.each(whole, &model.config, model.text.as_deref(), max_length, take)?;
+        self.content.unchanged().map_err(|error| ours("reading the data", &error))
     }
 
     fn tokenise_for(&self, model: Digest, config: &ModelConfig, text: Option<&TextModel>, max_length: usize) -> Result<Dataset, Refusal> {
         self.tokens.get((model, max_length), self.part.digest, || {
-            let whole = BufReader::new(FromStart { file: &self.file, at: 0 });
-            self.part.read(whole, config, text, max_length)
+            let examples = self.part.read(BufReader::new(self.content.from(0)), config, text, max_length)?;
+            self.content.unchanged().map_err(|error| ours("reading the data", &error))?;
+            Ok(examples)
         })
     }
 
@@ -125,47 +114,25 @@ impl Rows {
 
     /// Length of the whole data set; 0 where the system does not say.
     pub(crate) fn whole_bytes(&self) -> u64 {
-        self.file.metadata().map_or(0, |metadata| metadata.len())
+        self.content.bytes()
     }
 
     /// Bytes of the whole data set from a place on, at most so many; none at its end.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// What the operating system says; it was changed after it was hashed.
     pub(crate) fn bytes_at(&self, offset: u64, bytes_max: usize) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        FromStart { file: &self.file, at: offset }.take(bytes_max as u64).read_to_end(&mut bytes)?;
+        self.content.from(offset).take(bytes_max as u64).read_to_end(&mut bytes)?;
+        self.content.unchanged()?;
         Ok(bytes)
     }
-}
-
-/// Refuses a data set that is not what it is called by.
-///
-/// # Errors
-/// Ours: it is damaged.
-pub(crate) fn expect(name: &Name, expected: Digest, found: Digest) -> anyhow::Result<()> {
-    ensure!(found == expected, "the content of data set `{name}` is damaged: its digest is {found}, expected {expected}");
-    Ok(())
 }
 
 /// [`Rows::tokenise`] away from the threads that run guests.
 pub(super) async fn tokenise(rows: Arc<Rows>, model: Arc<OpenModel>, max_length: usize) -> Result<Dataset, Refusal> {
     let work = move || rows.tokenise(&model, max_length);
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(ours("tokenising the data", &error)))
-}
-
-/// A file read from its start at an offset of its own: several jobs read one file at the same time.
-struct FromStart<'a> {
-    file: &'a File,
-    at: u64,
-}
-
-impl Read for FromStart<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(buffer, self.at)?;
-        self.at += read as u64;
-        Ok(read)
-    }
 }
 
 #[cfg(test)]
@@ -177,7 +144,7 @@ mod tests {
     use nodus_protocol::{Architecture, Digest, ModelConfig};
     use nodus_sandbox::services::{Dataset, Refusal};
 
-    use super::{Part, Rows};
+    use super::{Content, Part, Rows};
 
     fn config() -> ModelConfig {
         ModelConfig {
@@ -213,8 +180,8 @@ mod tests {
         root.write("lines", lines).unwrap();
         let part = |lines: Option<&[u64]>| {
             let lines = lines.map(|lines| lines.iter().copied().collect::<BTreeSet<_>>());
-            let (name, digest, file) = ("d".parse().unwrap(), Digest::of(b"d"), root.open("lines").unwrap());
-            Rows::new(Part { name, digest, lines }, file)
+            let (name, digest, content) = ("d".parse().unwrap(), Digest::of(b"d"), Content::unseen(root.open("lines").unwrap()));
+            Rows::new(Part { name, digest, lines }, content)
         };
         let first_tokens = |rows: &Rows| {
             let data = tokenise(rows, 3).unwrap();
@@ -235,7 +202,8 @@ mod tests {
         let lines: String = (0..5000).map(|n| format!("{{\"tokens\": [{}, 7, 8]}}\n", n % 30)).collect();
         root.write("lines", &lines).unwrap();
         let (train, held_out) =
-            Rows::parts(&"d".parse().unwrap(), Digest::of(b"d"), root.open("lines").unwrap(), 5000, HeldOut::Count(10)).unwrap();
+            Rows::parts(&"d".parse().unwrap(), Digest::of(b"d"), Content::unseen(root.open("lines").unwrap()), 5000, HeldOut::Count(10))
+                .unwrap();
         let lengths: Vec<usize> = std::thread::scope(|scope| {
             let reads = [(&train, 3), (&train, 3), (&train, 2), (&held_out, 3), (&held_out, 2)];
             let threads = reads.map(|(rows, length)| scope.spawn(move || tokenise(rows, length).unwrap().examples.len()));
@@ -251,5 +219,30 @@ mod tests {
         let weak = Arc::downgrade(&first.examples);
         drop(first);
         assert!(weak.upgrade().is_none(), "kept though nobody has it open");
+    }
+    /// Whoever replaces the file takes nothing from those that have it open, and whoever writes into it is noticed by all of them.
+    #[test]
+    fn what_is_read_is_what_was_hashed_or_an_error() {
+        let root = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+        let (name, lines) = ("d".parse().unwrap(), b"{\"tokens\": [1, 2]}\n{\"tokens\": [3, 4]}\n");
+        root.write("lines", lines).unwrap();
+        let open = || root.open("lines").unwrap();
+        let digest = Digest::of(lines);
+        let error = Content::counted(&name, Digest::of(b"other"), open()).unwrap_err();
+        assert!(error.to_string().contains("damaged"), "{error}");
+        let (content, count) = Content::counted(&name, digest, open()).unwrap();
+        assert_eq!(count, 2);
+        let whole = Rows::whole(name.clone(), digest, Content::hashed(&name, digest, open()).unwrap());
+        let (train, held_out) = Rows::parts(&name, digest, content, count, HeldOut::Count(1)).unwrap();
+        root.write("new", "{\"tokens\": [5, 6]}\n").unwrap();
+        root.rename("lines", &root, "old").unwrap();
+        root.rename("new", &root, "lines").unwrap();
+        let firsts = [&train, &held_out].map(|rows| tokenise(rows, 4).unwrap().examples[0].tokens()[0]);
+        assert!(firsts == [1, 3] || firsts == [3, 1], "{firsts:?}");
+        // Of the same length, a while later.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        root.write("old", lines.map(|byte| if byte == b'4' { b'9' } else { byte })).unwrap();
+        assert!(tokenise(&whole, 4).is_err() && tokenise(&train, 3).is_err() && tokenise(&held_out, 3).is_err());
+        assert!(whole.bytes_at(0, 10).unwrap_err().to_string().contains("changed"));
     }
 }

@@ -205,6 +205,7 @@ mod tests {
     use nodus_sandbox::services::{Refusal, Services as _, Trunk};
 
     use super::super::alarm::Alarm;
+    use super::super::content::Content;
     use super::super::inputs::{OpenModel, Weights};
     use super::super::recorder::Listener;
     use super::super::rows::Rows;
@@ -221,7 +222,7 @@ mod tests {
         let (name, text_files) = ("theirs".parse().unwrap(), Arc::default());
         let model = Arc::new(OpenModel { name, config: config.clone(), digest, text: None, text_files, weights });
         output.write("data", "{\"tokens\":[1,2]}\n").unwrap();
-        let train = Rows::whole("theirdata".parse().unwrap(), Digest::of(b"data"), output.open("data").unwrap());
+        let train = Rows::whole("theirdata".parse().unwrap(), Digest::of(b"data"), Content::unseen(output.open("data").unwrap()));
         let trunk = Trunk { config, digest, engine: channel(1).0, slot: TrunkSlot(0), text: None };
         let (given, saved, listener) = (BTreeMap::new(), BTreeMap::new(), Listener::to_nobody());
         let (note, alarm): (super::Note, _) = (Box::new(|_| Ok(())), Alarm::new().0);

@@ -18,8 +18,9 @@ use super::service::Service;
 use crate::error::{there_are, user};
 use crate::limits::{self, Limit, over};
 use crate::name::Name;
+use crate::run::content::Content;
 use crate::run::inputs::{OpenModel, Parts};
-use crate::run::plan::{self, Sizes};
+use crate::run::plan::{self, Reckoned};
 use crate::run::rows::Rows;
 use crate::settings::{INIT_ADAPTER, sorted};
 use crate::sweep::{Point, Sweep, name_of, points};
@@ -64,7 +65,7 @@ pub(super) fn submission(service: &Service, of: TenantId, request: SubmitRequest
     let is_swept = !request.sweep.is_empty();
     let points = members(&request).map_err(refused)?;
     let mut parameters = sorted(request.parameters);
-    let (mut adapters, mut sizes) = (Adapters::default(), None);
+    let (mut adapters, mut reckoned) = (Adapters::default(), Reckoned::default());
     let in_common = adapters.init((service, of), &mut parameters, &model)?;
     let common_bytes = length(&parameters);
     let member = |varied: Point| {
@@ -72,7 +73,7 @@ pub(super) fn submission(service: &Service, of: TenantId, request: SubmitRequest
         let adapter = adapters.init((service, of), &mut own, &model)?.or_else(|| in_common.clone());
         let loaded = adapter.as_ref().map(|(_, config)| config);
         let planned = planned(&parameters, &own);
-        let limits = service.planner.limits((&model, &data, &held_out), &parts, (&planned, loaded, &given), &mut sizes);
+        let limits = service.planner.limits((&model, &data, &held_out), &parts, (&planned, loaded, &given), &mut reckoned);
         let limits = limits::within(limits, &given, &service.offers.limits).map_err(|error| refused(user(error.to_string())))?;
         within(common_bytes, &own, &limits).map_err(refused)?;
         own.retain(|key, value| varied.get(key) != Some(value));
@@ -180,22 +181,23 @@ fn parts(
     (model, data): (&OpenModel, &Item),
     asked: Option<&AskedHeldOut>,
 ) -> Result<(HeldOut, Parts), Failure> {
-    let open = |item: &Item| -> Result<(Name, cap_std::fs::File), Failure> {
+    // Of the plan's data the lengths are read, and no result says what they were.
+    let open = |item: &Item| -> Result<(Name, Content), Failure> {
         let files = service.state.item_files(of, ItemKind::Data, &Reference::Digest(item.digest))?;
         let file = files.first().ok_or_else(|| Failure::ours(anyhow::anyhow!("data set {} has no file", item.digest)))?;
         let name = item.name.as_deref().unwrap_or_default().parse().map_err(|error| Failure::ours(anyhow::Error::new(error)))?;
-        Ok((name, service.state.open_file(file)?))
+        Ok((name, Content::unseen(service.state.open_file(file)?)))
     };
-    let (name, file) = open(data)?;
+    let (name, content) = open(data)?;
     let share = match asked {
-        None => return Ok((HeldOut::Nothing, (Rows::whole(name, data.digest, file), None))),
+        None => return Ok((HeldOut::Nothing, (Rows::whole(name, data.digest, content), None))),
         Some(AskedHeldOut::Data(second)) => {
             let second = item(service, of, ItemKind::Data, second)?;
             tokenised(model, &second)?;
-            let (second_name, second_file) = open(&second)?;
+            let (second_name, second_content) = open(&second)?;
             let named = Named { name: second_name.to_string(), digest: second.digest };
-            let second = Rows::whole(second_name, second.digest, second_file);
-            return Ok((HeldOut::Data(named), (Rows::whole(name, data.digest, file), Some(second))));
+            let second = Rows::whole(second_name, second.digest, second_content);
+            return Ok((HeldOut::Data(named), (Rows::whole(name, data.digest, content), Some(second))));
         }
         Some(AskedHeldOut::Count(count)) => {
             (HeldOut::Count(*count), Share::Count(usize::try_from(*count).unwrap_or(usize::MAX)), *count > 0)
@@ -207,7 +209,7 @@ fn parts(
         return Err(Failure::new(Code::JobRefused, "held_out: expected a count of 1 or more, or a fraction above 0 and below 1"));
     }
     let rows = data.about.get("rows").and_then(Value::as_u64).unwrap_or_default();
-    let (train, second) = Rows::parts(&name, data.digest, file, rows, share).map_err(|error| Failure::of(Code::JobRefused, error))?;
+    let (train, second) = Rows::parts(&name, data.digest, content, rows, share).map_err(|error| Failure::of(Code::JobRefused, error))?;
     Ok((kept, (train, Some(second))))
 }
 
@@ -232,21 +234,15 @@ impl Planner {
         (model, data, held_out): (&OpenModel, &Item, &HeldOut),
         (train, second): &Parts,
         (parameters, loaded, given): (&Map<String, Value>, Option<&LoraConfig>, &[Limit]),
-        sizes: &mut Option<(usize, Sizes)>,
+        reckoned: &mut Reckoned,
     ) -> Limits {
         let key = Digest::of(json!([model.digest, data.digest, held_out, parameters]).to_string().as_bytes());
         let plans = || self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let known = plans().get(&key).copied();
         let limits = known.unwrap_or_else(|| {
+            let turn = || self.reading.lock().unwrap_or_else(PoisonError::into_inner);
             // The other members are of the same rows.
-            let max_length = plan::max_length(parameters, &model.config);
-            let (_, sizes) = match sizes.take().filter(|(of, _)| *of == max_length) {
-                Some(known) => sizes.insert(known),
-                None => {
-                    let _turn = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
-                    sizes.insert((max_length, plan::sizes(model, (train, second.as_deref()), max_length)))
-                }
-            };
+            let sizes = reckoned.sizes(model, (train, second.as_deref()), plan::max_length(parameters, &model.config), turn);
             let limits = plan::planned(model, sizes, (parameters, loaded));
             let mut plans = plans();
             if plans.len() >= PLANS_MAX {
