@@ -38,12 +38,12 @@ fn the_page_shows_a_sweep_as_it_trains_and_obeys_the_keyboard() {
     browser.press(keys::ENTER);
     browser.wait("return document.getElementById('who').textContent", |who| who == "acme");
     let rows = "return [...document.querySelectorAll('#rows tr')].map(row => row.innerText)";
-    let rows = browser.wait(rows, |rows| rows.as_array().unwrap().len() == 3 && rows[0].as_str().unwrap().contains("waiting for another"));
-    assert!(rows[0].as_str().unwrap().contains(&waiting) && rows[1].as_str().unwrap().contains("running"), "{rows}");
+    let rows = browser.wait(rows, |rows| rows.as_array().unwrap().len() == 2 && rows[0].as_str().unwrap().contains("waiting for another"));
+    assert!(rows[0].as_str().unwrap().contains(&waiting) && rows[1].as_str().unwrap().contains("2 running"), "{rows}");
     let lanes = "return [...document.querySelectorAll('#lanes rect title')].map(title => title.textContent)";
     browser.wait(lanes, |lanes| lanes.as_array().unwrap().iter().filter(|lane| lane.as_str().unwrap().contains("fused")).count() == 2);
 
-    go_to(&browser, "learning_rate=0.01");
+    go_to(&browser, "Sweep of 2 over learning_rate");
     browser.press(keys::ENTER);
     browser.wait("return document.activeElement.id", |id| id == "one-title");
     let points = "return [...document.querySelectorAll('#chart polyline')].map(line => line.getAttribute('points').split(' ').length)";

@@ -259,8 +259,11 @@ pub struct JobPage {
 pub struct Cohort {
     /// Its id.
     pub id: String,
-    /// Its members, in order.
+    /// Its members, in order: those of this page.
     pub jobs: Vec<Job>,
+    /// `after` of the next page; none where this is the last.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub next: Option<u64>,
 }
 
 /// How a job is to be cancelled.

@@ -25,15 +25,15 @@ pub(super) struct Stretch {
 /// A card that tells.
 pub(super) struct Activity {
     nvml: Nvml,
-    ordinal: u32,
+    name: String,
 }
 
 impl Activity {
-    /// The card of this number, where the driver tells its figures.
-    pub(super) fn open(ordinal: usize) -> Option<Self> {
+    /// The card of this [lasting name](crate::cuda::lasting_name), where the driver tells its figures. NVML numbers cards in an order of its own.
+    pub(super) fn open(name: &str) -> Option<Self> {
         let open = || -> Result<Self, NvmlError> {
-            let (nvml, ordinal) = (Nvml::init()?, u32::try_from(ordinal).unwrap_or(u32::MAX));
-            if nvml.device_by_index(ordinal)?.gpm_support()? { Ok(Self { nvml, ordinal }) } else { Err(NvmlError::NotSupported) }
+            let nvml = Nvml::init()?;
+            if nvml.device_by_uuid(name)?.gpm_support()? { Ok(Self { nvml, name: name.to_owned() }) } else { Err(NvmlError::NotSupported) }
         };
         open().inspect_err(|error| tracing::info!(%error, "the card does not tell how busy it is")).ok()
     }
@@ -53,7 +53,7 @@ impl Activity {
     }
 
     fn sample(&self, is_over: &AtomicBool) -> Result<Vec<Stretch>, NvmlError> {
-        let device = self.nvml.device_by_index(self.ordinal)?;
+        let device = self.nvml.device_by_uuid(self.name.as_str())?;
         let (mut before, mut began, mut stretches) = (device.gpm_sample()?, Instant::now(), Vec::new());
         while !is_over.load(Relaxed) {
             std::thread::park_timeout(SAMPLE);

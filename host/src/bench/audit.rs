@@ -15,10 +15,11 @@ use super::words::JobDone;
 use super::{files, say, tell};
 use crate::app::Surroundings;
 use crate::cli::DeviceArgs;
+use crate::cuda::lasting_name;
 use crate::error::{Ending, user};
 use crate::name::Name;
 use crate::paths::shown;
-use crate::run::choice::{Chosen, choose};
+use crate::run::choice::choose;
 use crate::run::inputs::OpenModel;
 use crate::store::Store;
 
@@ -89,7 +90,7 @@ fn replay(
         private: &scratch,
         device,
         variant: measured.setting.variant,
-        on_card: matches!(chosen, Chosen::Cuda(_)),
+        card: chosen.card().map(lasting_name),
         peer: None,
         activity: None,
     };

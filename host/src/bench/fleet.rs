@@ -18,9 +18,10 @@ use super::arm::{Arm, Company};
 use super::variant::Variant;
 use super::words::{Done, Order, PeerOrder, Ready};
 use super::work::Work;
-use crate::cli::DeviceArgs;
+use crate::cli::{DeviceArgs, DeviceChoice};
+use crate::cuda::{ALONE, VISIBLE};
 use crate::process::handover::give;
-use crate::process::mps::Mps;
+use crate::process::mps::{CONTROL, Mps};
 use crate::process::spawn::program;
 use crate::process::weights::Keeper;
 
@@ -33,8 +34,8 @@ pub(super) struct Yard<'a> {
     pub(super) private: &'a Path,
     pub(super) device: DeviceArgs,
     pub(super) variant: Variant,
-    /// Whether the device is a card.
-    pub(super) on_card: bool,
+    /// The device's [lasting name](crate::cuda::lasting_name) where it is a card: what runs is shown that one alone.
+    pub(super) card: Option<String>,
     pub(super) peer: Option<Peer>,
     /// Where the card tells how busy it is.
     pub(super) activity: Option<Activity>,
@@ -119,7 +120,7 @@ impl Yard<'_> {
 
     fn together(&self, arm: Arm, orders: &[Order], percentage: Option<u8>, note: &mut impl FnMut(&str)) -> anyhow::Result<Taken> {
         note(&format!("{}: {} processes at once", arm.name(), orders.len()));
-        let mps = self.on_card.then(|| Mps::start(self.private.to_owned())).transpose()?;
+        let mps = self.card.clone().map(|card| Mps::start(CONTROL.into(), self.private.to_owned(), card)).transpose()?;
         let is_mixed = orders.iter().any(|order| order.urgent.is_some());
         let environment = |order: &Order| {
             let mut environment = mps.as_ref().map_or_else(Vec::new, |mps| mps.environment(percentage));
@@ -175,7 +176,7 @@ impl Worker {
             (Some(mode), Some(peer)) => (peer.command(), serde_json::to_string(&peer.order(order, mode))?),
             (Some(_), None) => anyhow::bail!("an arm of PyTorch without a Python"),
         };
-        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        command.envs(yard.card.iter().map(|card| (VISIBLE, card))).envs(environment.iter().map(|(name, value)| (name, value)));
         let (input, theirs) = UnixStream::pair().context("making a socket")?;
         if let Some(keeper) = weights {
             let (link, _) = keeper.link().context("making a socket for a worker's weights")?;
@@ -195,6 +196,7 @@ impl Worker {
         command.arg("--data-dir").arg(yard.data_dir).args(["bench", "worker", "--keep"]).arg(yard.keep);
         command.args(is_linked.then_some("--linked"));
         let DeviceArgs { device, dtype, threads, trunk_cache, memory } = yard.device;
+        let device = if yard.card.is_some() { Some(DeviceChoice::Cuda(ALONE)) } else { device };
         // Without a word the engine keeps what fits; an arm that keeps nothing says so.
         let cache = if arm.keeps() { trunk_cache } else { Some(0) };
         let options = [

@@ -169,7 +169,7 @@ mod tests {
         let jobs = (0..).zip(losses).map(job).collect();
         let sharing = Sharing { trunk_seconds: 0.5, above_seconds: 1.0, ..Sharing::default() };
         let class = class.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        let ready = vec![Ready { class, device: "cpu".into() }];
+        let ready = vec![Ready { class }];
         Taken {
             steady_seconds: seconds,
             cold_seconds: 2.0 * seconds,

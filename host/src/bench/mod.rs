@@ -31,6 +31,7 @@ use anyhow::Context as _;
 
 use crate::app::Surroundings;
 use crate::cli::{BenchArgs, BenchMode, Dtype};
+use crate::cuda::{ALONE, lasting_name};
 use crate::error::{Ending, user};
 use crate::machine::unix_ms;
 use crate::paths::{Paths, shown};
@@ -122,7 +123,8 @@ fn measure(store: &Store, surroundings: &Surroundings, data_dir: &Path, asked: &
     let paths = surroundings.paths;
     let model = OpenModel::open(store, &args.model)?;
     let chosen = choose(store, surroundings, (args.device.device, args.device.dtype), std::iter::once(&model))?;
-    let on_card = matches!(chosen, Chosen::Cuda(_));
+    let card = chosen.card().map(lasting_name);
+    let on_card = card.is_some();
     let work = work(kind, args, &model)?;
     let arms = arms(args, &work, python.is_some(), on_card)?;
     let folder = folder(paths, &args.out)?;
@@ -133,8 +135,8 @@ fn measure(store: &Store, surroundings: &Surroundings, data_dir: &Path, asked: &
     }
     let peer = python.map(|python| peer(store, data_dir, python, &model, &chosen)).transpose()?;
     let tolerance = asked.tolerance.unwrap_or(if chosen.dtype() == Dtype::Bf16 { 5e-2 } else { 1e-3 });
-    let activity = chosen.ordinal().and_then(Activity::open);
-    let yard = Yard { peer, activity, data_dir, keep: &keep, private: &private, device: args.device, variant: args.variant, on_card };
+    let activity = card.as_deref().and_then(Activity::open);
+    let yard = Yard { peer, activity, data_dir, keep: &keep, private: &private, device: args.device, variant: args.variant, card };
     let mut setting = setting(&work, args, &model, chosen.name())?;
     let peak = args.peak.map(|tera| tera * 1e12).or_else(|| floor::known_rate(&setting.device));
     let alone =
@@ -144,7 +146,6 @@ fn measure(store: &Store, surroundings: &Surroundings, data_dir: &Path, asked: &
         let taken = yard.run(arm, &work, say).with_context(|| format!("running the arm `{}`", arm.name()))?;
         if let (true, Some(ready)) = (rows.is_empty(), taken.ready.first()) {
             setting.device_class.clone_from(&ready.class);
-            setting.device.clone_from(&ready.device);
         }
         let mut ledger = Ledger { work: &work, setting: &setting, on_card, tolerance, model: &model.config, peak, rows };
         ledger.enter(arm, taken);
@@ -236,7 +237,7 @@ fn peer(store: &Store, data_dir: &Path, python: &Path, model: &OpenModel, chosen
     let folder = recipe.is_none().then(|| data_dir.join("models").join(model.name.as_str()));
     Ok(Peer {
         python: python.to_owned(),
-        device: chosen.ordinal().map_or("cpu".to_owned(), |number| format!("cuda:{number}")),
+        device: chosen.card().map_or("cpu".to_owned(), |_| format!("cuda:{ALONE}")),
         dtype: chosen.dtype().to_string(),
         folder,
         recipe,

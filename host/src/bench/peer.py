@@ -215,7 +215,7 @@ def main():
         losses = [job.step(step) for step in range(warmup)]
         if not is_ready:
             # Later jobs of the process set up after the line to go; their set-up is not counted either.
-            say({"class": versions, "device": name})
+            say({"class": versions})
             sys.stdin.readline()
             is_ready = True
         began, step_ms = time.perf_counter(), []

@@ -45,8 +45,6 @@ pub(super) struct PeerOrder<'a> {
 pub(super) struct Ready {
     /// What decides the bits of its results.
     pub(super) class: BTreeMap<String, String>,
-    /// As people call the device.
-    pub(super) device: String,
 }
 
 /// What it measured.

@@ -54,7 +54,7 @@ pub(super) fn work(
     }
     let (warm, _) = runtime.block_on(jobs.run(first))?;
     let before = Sharing::of(&engine.counts());
-    tell(out, &Ready { class: engine.class(&model), device: chosen.name() })?;
+    tell(out, &Ready { class: engine.class(&model) })?;
     line(orders).context("waiting for the line to go")?;
 
     let (measured, seconds) = runtime.block_on(jobs.run(rest))?;

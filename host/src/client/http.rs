@@ -24,6 +24,9 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// Characters of a service's message that are shown.
 const MESSAGE_CHARS_MAX: usize = 2000;
 
+/// Most jobs of one page.
+pub(super) const PAGE_MAX: usize = 200;
+
 /// A service.
 pub(super) struct Remote {
     http: reqwest::Client,

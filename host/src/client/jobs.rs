@@ -9,14 +9,11 @@ use nodus_api::{CancelRequest, Cancellation, Event, How, Job, JobPage};
 use reqwest::Method;
 use serde_json::Value;
 
-use super::http::{Remote, segment};
+use super::http::{PAGE_MAX, Remote, segment};
 use super::{sse, table, watch};
 use crate::cli::{CancelArgs, JobsArgs, LogsArgs, MetricsArgs};
 use crate::error::{exit_code, user};
 use crate::text::{duration, escape};
-
-/// Most jobs of one page.
-const PAGE_MAX: usize = 200;
 
 /// Lists jobs, page by page.
 pub(super) async fn list(remote: &Remote, args: &JobsArgs, out: &mut dyn Write) -> anyhow::Result<()> {

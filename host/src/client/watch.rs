@@ -9,7 +9,7 @@ use std::time::Duration;
 use nodus_api::{Cohort, Event, Job, JobState};
 
 use super::bars::Bars;
-use super::http::{Remote, segment};
+use super::http::{PAGE_MAX, Remote, segment};
 use super::lines::Lines;
 use super::{sse, table};
 use crate::error::user;
@@ -21,8 +21,13 @@ const LOOK: Duration = Duration::from_secs(3);
 /// The jobs that an id names: one, or the members of a sweep; and the path of their events.
 pub(super) async fn jobs_of(remote: &Remote, id: &str) -> anyhow::Result<(Vec<Job>, String)> {
     let part = segment(id);
-    if let Some(cohort) = remote.find::<Cohort>(&format!("/v1/cohorts/{part}")).await? {
-        return Ok((cohort.jobs, format!("/v1/cohorts/{part}/events")));
+    if let Some(Cohort { mut jobs, mut next, .. }) = remote.find(&format!("/v1/cohorts/{part}?limit={PAGE_MAX}")).await? {
+        while let Some(after) = next {
+            let page: Cohort = remote.get(&format!("/v1/cohorts/{part}?limit={PAGE_MAX}&after={after}")).await?;
+            jobs.extend(page.jobs);
+            next = page.next;
+        }
+        return Ok((jobs, format!("/v1/cohorts/{part}/events")));
     }
     let job = remote.get::<Job>(&format!("/v1/jobs/{part}")).await?;
     Ok((vec![job], format!("/v1/jobs/{part}/events")))

@@ -79,7 +79,7 @@ impl Folder {
         // Engines that are clients of the last one still name its folder.
         let name = format!("{PREFIX}{ordinal}-{}", self.made.fetch_add(1, Relaxed) + 1);
         self.dir.create_dir_with(&name, DirBuilder::new().mode(0o700)).context("making the MPS daemon's folder")?;
-        let daemon = Arc::new(Mps::start_by(self.control.clone(), self.path.join(&name), Some(card))?);
+        let daemon = Arc::new(Mps::start(self.control.clone(), self.path.join(&name), card)?);
         *running = Some(daemon.clone());
         Ok(daemon)
     }

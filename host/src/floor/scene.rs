@@ -110,13 +110,13 @@ fn foreign<'a>(board: &Board, waiting: impl Iterator<Item = &'a Waiting>) -> Vec
 
 /// The model of each waiting job.
 fn models(shared: &Shared, queued: &[Queued]) -> Vec<anyhow::Result<Arc<OpenModel>>> {
-    queued.iter().map(|job| shared.cellar.model(&job.spec.model)).collect()
+    queued.iter().map(|job| shared.cellar.model(&job.model)).collect()
 }
 
 /// An error of ours that may pass; the owner is not told more.
 fn aside(job: &Queued, error: &anyhow::Error) -> String {
     tracing::error!(job = %job.job, "a job's model cannot be opened: {error:#}");
-    format!("model `{}` cannot be opened by the host; it tries again", job.spec.model.name)
+    format!("model `{}` cannot be opened by the host; it tries again", job.model.name)
 }
 
 /// Counts the time in passes of all that run.
@@ -181,7 +181,7 @@ fn enter(
     let aged = board.aging.get(&queued.job).map_or(Duration::ZERO, Instant::elapsed);
     // Told to age is aging, be it since a moment ago.
     let aged_ms = if board.aging.contains_key(&queued.job) { u64::try_from(aged.as_millis()).unwrap_or(u64::MAX).max(1) } else { 0 };
-    let own_lane = lane(queued.spec.lane);
+    let own_lane = lane(queued.lane);
     let is_tried = own_lane != schedule::Lane::Solo && board.suspects.is_tried(queued.job);
     let numbers = Job {
         id: schedule::JobId(queued.job.as_u128()),
@@ -194,8 +194,8 @@ fn enter(
             Priority::High => schedule::Priority::High,
             Priority::Low => schedule::Priority::Low,
         },
-        adapter_bytes: queued.spec.device_bytes(),
-        activation_bytes: queued.spec.activation_bytes(),
+        adapter_bytes: queued.device_bytes,
+        activation_bytes: queued.activation_bytes,
         state: Progress::Waiting { aged_ms },
     };
     view.scene.jobs.push(numbers);

@@ -153,7 +153,7 @@ mod tests {
             priority: Priority::Low,
             init_adapter: None,
         };
-        let job = state.submit(tenant, None, &[spec]).unwrap().jobs[0];
+        let job = state.submit(tenant, None, &spec.into()).unwrap().jobs[0];
         let claim = state.claim(&[job], "cpu").unwrap()[0];
         (folder, Arc::new(state), claim)
     }

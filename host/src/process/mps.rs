@@ -31,7 +31,7 @@ const FAREWELL: Duration = Duration::from_secs(10);
 pub(crate) struct Mps {
     control: PathBuf,
     folder: PathBuf,
-    /// The card that it serves; without one, all.
+    /// The card that it serves, where it was started by this process.
     card: Option<String>,
     /// Weights that its clients share, by their models.
     weights: Mutex<BTreeMap<Digest, Arc<Keeper>>>,
@@ -43,21 +43,13 @@ pub(crate) struct Mps {
 pub(crate) struct Gone(String);
 
 impl Mps {
-    /// Starts a daemon of all cards, whose sockets and logs lie in `folder`.
+    /// Starts a daemon of one card, by the driver's program, with its sockets and logs in `folder`. Its clients, which must be shown that card alone too,
+    /// have no part in the others, neither in their memory nor in their faults.
     ///
     /// # Errors
     /// Ours: the system has none, or it does not start.
-    pub(crate) fn start(folder: PathBuf) -> anyhow::Result<Self> {
-        Self::start_by(CONTROL.into(), folder, None)
-    }
-
-    /// The same by a program at another place, of one card where one is named: its clients, which must be shown that card alone too, have no part in
-    /// the others, neither in their memory nor in their faults.
-    ///
-    /// # Errors
-    /// As there.
-    pub(crate) fn start_by(control: PathBuf, folder: PathBuf, card: Option<String>) -> anyhow::Result<Self> {
-        let daemon = Self { control, folder, card, weights: Mutex::default() };
+    pub(crate) fn start(control: PathBuf, folder: PathBuf, card: String) -> anyhow::Result<Self> {
+        let daemon = Self { control, folder, card: Some(card), weights: Mutex::default() };
         let status = daemon.control().arg("-d").stdout(Stdio::null()).status();
         let status = status.with_context(|| format!("starting {CONTROL}, which comes with the driver"))?;
         anyhow::ensure!(status.success(), "{CONTROL} -d ended with {status}");
@@ -212,7 +204,7 @@ pub(crate) mod tests {
     /// A daemon of such a program.
     pub(crate) fn daemon(folder: &tempfile::TempDir, answer: &str) -> Mps {
         let control = control(folder.path(), answer);
-        Mps::start_by(control, folder.path().to_owned(), None).unwrap()
+        Mps::start(control, folder.path().to_owned(), "GPU-0".to_owned()).unwrap()
     }
 
     #[test]

@@ -127,11 +127,11 @@ impl Chosen {
         }
     }
 
-    /// The card's number, where it is one.
-    pub(crate) fn ordinal(&self) -> Option<usize> {
+    /// The card, where it is one.
+    pub(crate) fn card(&self) -> Option<&Card> {
         match self {
             Self::Cpu => None,
-            Self::Cuda(chosen) => Some(chosen.card.ordinal),
+            Self::Cuda(chosen) => Some(&chosen.card),
         }
     }
 
@@ -210,7 +210,7 @@ mod tests {
         let card = Card { ordinal: 0, name: "NVIDIA H200".into(), capability: (9, 0), multiprocessors: 132, uuid: [0; 16] };
         let chosen = Chosen::Cuda(ChosenCard { number: 0, card, dtype: Dtype::Bf16, folders: Vec::new(), kernels, driver: None });
         let chosen = chosen.known_as(Some(DeviceChoice::Cuda(1)));
-        assert_eq!((chosen.name().as_str(), chosen.ordinal()), ("cuda:1 (NVIDIA H200), bf16", Some(0)));
+        assert_eq!((chosen.name().as_str(), chosen.card().map(|card| card.ordinal)), ("cuda:1 (NVIDIA H200), bf16", Some(0)));
         assert_eq!(Chosen::Cpu.known_as(Some(DeviceChoice::Cuda(1))).name(), "cpu, f32");
     }
 

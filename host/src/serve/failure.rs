@@ -59,6 +59,7 @@ impl From<StateError> for Failure {
             StateError::WrongState { .. } => Code::WrongState,
             StateError::Upload(_) => Code::UploadConflict,
             StateError::Quota { .. } => Code::QuotaExceeded,
+            StateError::Sweep { .. } => Code::TooLarge,
             StateError::Full => Code::StorageFull,
             StateError::ReadOnly => Code::Unavailable,
             _ => return Self::ours(error.into()),

@@ -9,7 +9,7 @@ use nodus_api::{Code, HeldOut as AskedHeldOut, SubmitRequest};
 use nodus_formats::data::{Form, HeldOut as Share};
 use nodus_protocol::{Digest, LoraConfig};
 use nodus_sandbox::Limits;
-use nodus_state::{HeldOut, Item, ItemKind, JobSpec, Lane, Named, Priority, Reference, TenantId};
+use nodus_state::{Common, HeldOut, Item, ItemKind, Lane, Member, Named, Priority, Reference, Submission, TenantId};
 use serde_json::{Map, Value, json};
 
 use super::adapters::Adapters;
@@ -34,14 +34,13 @@ const PLANNED: [&str; 6] = ["rank", "targets", "layers", "batch_size", "max_leng
 #[derive(Default)]
 pub(crate) struct Planner {
     models: Mutex<BTreeMap<Name, Arc<OpenModel>>>,
-    plans: Mutex<BTreeMap<String, Limits>>,
+    plans: Mutex<BTreeMap<Digest, Limits>>,
     /// Held while data is read: one at a time, since each reading takes a processor.
     reading: Mutex<()>,
 }
 
-/// The jobs that a tenant asks for.
-/// With them the adapters that they start from.
-pub(super) fn specs(service: &Service, of: TenantId, request: SubmitRequest) -> Result<(Vec<JobSpec>, Adapters), Failure> {
+/// The jobs that a tenant asks for, and the adapters that they start from. What all members have in common is there once, however many there are.
+pub(super) fn submission(service: &Service, of: TenantId, request: SubmitRequest) -> Result<(Submission, Adapters), Failure> {
     let component = item(service, of, ItemKind::Component, &request.component)?;
     let model = service.planner.model(service, &request.model)?;
     let data = item(service, of, ItemKind::Data, &request.data)?;
@@ -63,33 +62,49 @@ pub(super) fn specs(service: &Service, of: TenantId, request: SubmitRequest) -> 
         nodus_api::Priority::Low => Priority::Low,
     };
     let is_swept = !request.sweep.is_empty();
+    let points = members(&request).map_err(refused)?;
+    let mut parameters = sorted(request.parameters);
     let (mut adapters, mut sizes) = (Adapters::default(), None);
+    let in_common = adapters.init((service, of), &mut parameters, &model)?;
+    let common_bytes = length(&parameters);
     let member = |varied: Point| {
-        let mut parameters = request.parameters.clone();
-        parameters.extend(varied.clone());
-        let mut parameters = sorted(parameters);
-        let adapter = adapters.init((service, of), &mut parameters, &model)?;
+        let mut own = varied.clone();
+        let adapter = adapters.init((service, of), &mut own, &model)?.or_else(|| in_common.clone());
         let loaded = adapter.as_ref().map(|(_, config)| config);
-        let limits = service.planner.limits((&model, &data, &held_out), &parts, (&parameters, loaded, &given), &mut sizes);
+        let planned = planned(&parameters, &own);
+        let limits = service.planner.limits((&model, &data, &held_out), &parts, (&planned, loaded, &given), &mut sizes);
         let limits = limits::within(limits, &given, &service.offers.limits).map_err(|error| refused(user(error.to_string())))?;
-        within(&parameters, &limits).map_err(refused)?;
-        Ok(JobSpec {
-            name: if is_swept { name_of(&varied) } else { String::new() },
-            varied,
-            component: Named { name: component.name.clone().unwrap_or_else(|| component.digest.to_string()), digest: component.digest },
-            model: Named { name: model.name.to_string(), digest: model.digest },
-            data: Named { name: data.name.clone().unwrap_or_default(), digest: data.digest },
-            held_out: held_out.clone(),
-            parameters,
-            seed: request.seed,
-            limits: limits.entries().into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
-            lane,
-            priority,
-            init_adapter: adapter.map(|(digest, _)| digest),
-        })
+        within(common_bytes, &own, &limits).map_err(refused)?;
+        own.retain(|key, value| varied.get(key) != Some(value));
+        let limits = limits.entries().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        let name = if is_swept { name_of(&varied) } else { String::new() };
+        Ok(Member { name, varied, parameters: own, limits, init_adapter: adapter.map(|(digest, _)| digest) })
     };
-    let specs = members(&request).map_err(refused)?.into_iter().map(member).collect::<Result<_, Failure>>()?;
-    Ok((specs, adapters))
+    let mut members = points.into_iter().map(member).collect::<Result<Vec<_>, Failure>>()?;
+    let limits = members.first().map(|member| member.limits.clone()).unwrap_or_default();
+    members.iter_mut().for_each(|member| member.limits.retain(|name, value| limits.get(name) != Some(value)));
+    let common = Common {
+        component: Named { name: component.name.clone().unwrap_or_else(|| component.digest.to_string()), digest: component.digest },
+        model: Named { name: model.name.to_string(), digest: model.digest },
+        data: Named { name: data.name.clone().unwrap_or_default(), digest: data.digest },
+        held_out,
+        parameters,
+        seed: request.seed,
+        limits,
+        lane,
+        priority,
+    };
+    Ok((Submission { common, members }, adapters))
+}
+
+/// The parameters that a plan follows from.
+fn planned(common: &Map<String, Value>, own: &Map<String, Value>) -> Map<String, Value> {
+    PLANNED.iter().filter_map(|key| Some(((*key).to_owned(), own.get(*key).or_else(|| common.get(*key))?.clone()))).collect()
+}
+
+/// Bytes of parameters as JSON.
+fn length(parameters: &Map<String, Value>) -> u64 {
+    json!(parameters).to_string().len() as u64
 }
 
 /// The sweep's combinations; one without any for a single job.
@@ -114,9 +129,13 @@ fn given(given: &BTreeMap<String, u64>) -> anyhow::Result<Vec<Limit>> {
     given.iter().map(limit).collect()
 }
 
-/// Refuses parameters that the sandbox would refuse later.
-fn within(parameters: &Map<String, Value>, limits: &Limits) -> anyhow::Result<()> {
-    let (needed, allowed) = (Value::Object(parameters.clone()).to_string().len() as u64, limits.parameter_bytes);
+/// Refuses parameters that the sandbox would refuse later: those in common, of so many bytes, and a member's own.
+fn within(common_bytes: u64, own: &Map<String, Value>, limits: &Limits) -> anyhow::Result<()> {
+    // One object of both has a pair of brackets less, and a comma where there is something on both sides of it.
+    let empty = "{}".len() as u64;
+    let own_bytes = length(own);
+    let comma = u64::from(common_bytes > empty && own_bytes > empty);
+    let (needed, allowed) = (common_bytes + own_bytes - empty + comma, limits.parameter_bytes);
     if needed > allowed {
         return Err(user(format!("the parameters have {needed} bytes, limit `parameter-bytes` allows {allowed}")));
     }
@@ -207,7 +226,7 @@ impl Planner {
         Ok(model)
     }
 
-    /// A job's limits: the defaults, its planned device memory, and what was given over both.
+    /// A job's limits: the defaults, its device memory as it is planned by these of its parameters, and what was given over both.
     fn limits(
         &self,
         (model, data, held_out): (&OpenModel, &Item, &HeldOut),
@@ -215,9 +234,7 @@ impl Planner {
         (parameters, loaded, given): (&Map<String, Value>, Option<&LoraConfig>, &[Limit]),
         sizes: &mut Option<(usize, Sizes)>,
     ) -> Limits {
-        let planned: Map<String, Value> =
-            PLANNED.iter().filter_map(|key| Some(((*key).to_owned(), parameters.get(*key)?.clone()))).collect();
-        let key = json!([model.digest, data.digest, held_out, planned]).to_string();
+        let key = Digest::of(json!([model.digest, data.digest, held_out, parameters]).to_string().as_bytes());
         let plans = || self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let known = plans().get(&key).copied();
         let limits = known.unwrap_or_else(|| {
@@ -239,5 +256,32 @@ impl Planner {
             limits
         });
         over(limits, given)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nodus_sandbox::Limits;
+    use serde_json::{Map, Value, json};
+
+    use super::{length, within};
+
+    /// To the byte what the job is given, however its parameters are divided.
+    #[test]
+    fn the_length_of_parameters_is_that_of_the_whole() {
+        let object = |value: Value| value.as_object().unwrap().clone();
+        for (common, own) in [
+            (json!({}), json!({})),
+            (json!({"a": "x"}), json!({})),
+            (json!({}), json!({"b": 1})),
+            (json!({"a": [1]}), json!({"b": 1, "c": {}})),
+        ] {
+            let (common, own) = (object(common), object(own));
+            let whole: Map<String, Value> = common.clone().into_iter().chain(own.clone()).collect();
+            for (bytes, is_within) in [(length(&whole), true), (length(&whole) - 1, false)] {
+                let limits = Limits { parameter_bytes: bytes, ..Limits::DEFAULT };
+                assert_eq!(within(length(&common), &own, &limits).is_ok(), is_within, "{whole:?}");
+            }
+        }
     }
 }

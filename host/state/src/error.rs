@@ -43,6 +43,16 @@ pub enum StateError {
         /// What was asked for on top.
         asked: u64,
     },
+    /// The members of a sweep have more of their own than is kept of one submission.
+    #[error(
+        "what the members of the sweep have of their own takes {bytes} bytes, expected at most {max}: shorter values, or fewer members"
+    )]
+    Sweep {
+        /// What it takes.
+        bytes: u64,
+        /// What is kept at most.
+        max: u64,
+    },
     /// An upload that is to be gone on with is not as it is said to be.
     #[error("upload: {0}")]
     Upload(String),
@@ -94,7 +104,13 @@ impl StateError {
     pub fn is_refusal(&self) -> bool {
         matches!(
             self,
-            Self::NotFound(_) | Self::Taken(_) | Self::KeyReused | Self::WrongState { .. } | Self::Quota { .. } | Self::Upload(_)
+            Self::NotFound(_)
+                | Self::Taken(_)
+                | Self::KeyReused
+                | Self::WrongState { .. }
+                | Self::Quota { .. }
+                | Self::Sweep { .. }
+                | Self::Upload(_)
         )
     }
 

@@ -13,6 +13,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0003.sql"),
     include_str!("../migrations/0004.sql"),
     include_str!("../migrations/0005.sql"),
+    include_str!("../migrations/0006.sql"),
 ];
 /// `application_id` of the file: "nods".
 const APPLICATION: i64 = 0x6e6f_6473;
@@ -47,10 +48,13 @@ pub(crate) fn migrate(connection: &mut Connection) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use nodus_protocol::Digest;
     use rusqlite::Connection;
 
     use super::{STEPS, migrate};
     use crate::error::StateError;
+    use crate::submission::whole;
+    use crate::words::Lane;
 
     #[test]
     fn a_new_database_gets_every_step_once_and_a_newer_one_is_refused() {
@@ -62,6 +66,32 @@ mod tests {
         connection.pragma_update(None, "user_version", 99).unwrap();
         let error = migrate(&mut connection).unwrap_err();
         assert!(matches!(error, StateError::Newer { found: 99, .. }), "{error}");
+    }
+
+    #[test]
+    fn jobs_of_before_are_made_of_what_they_were_made_of() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        STEPS[..5].iter().for_each(|step| connection.execute_batch(step).unwrap());
+        connection.execute_batch("PRAGMA user_version = 5; PRAGMA application_id = 0x6e6f6473").unwrap();
+        let named = |text: &[u8]| serde_json::json!({ "name": "tiny", "digest": Digest::of(text) });
+        let spec = serde_json::json!({
+            "name": "", "varied": {}, "component": named(b"c"), "model": named(b"m"), "data": named(b"d"), "held_out": "nothing",
+            "parameters": {"rank": 8}, "seed": 1, "limits": {}, "lane": "solo", "priority": "low", "init_adapter": null
+        });
+        connection
+            .execute_batch(&format!(
+                "INSERT INTO tenants (id, name, created_ms) VALUES (1, 'a', 0);
+                 INSERT INTO cohorts (number, id, tenant, submitted_ms) VALUES (1, randomblob(16), 1, 0);
+                 INSERT INTO jobs (number, id, tenant, cohort, member, spec, priority, model, device_bytes, activation_bytes, state, submitted_ms)
+                 VALUES (7, randomblob(16), 1, 1, 0, '{spec}', 'low', 'tiny', 0, 0, 'queued', 0)"
+            ))
+            .unwrap();
+        migrate(&mut connection).unwrap();
+        let (lane, digest): (Lane, [u8; 32]) =
+            connection.query_row("SELECT lane, model_digest FROM jobs", [], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+        assert_eq!((lane, Digest::from_bytes(digest)), (Lane::Solo, Digest::of(b"m")));
+        let text: String = connection.query_row("SELECT spec FROM specs WHERE job = 7", [], |row| row.get(0)).unwrap();
+        assert_eq!(serde_json::to_value(whole(None, &text).unwrap()).unwrap(), spec);
     }
 
     #[test]

@@ -62,23 +62,3 @@ pub struct JobSpec {
     /// The adapter that it starts from.
     pub init_adapter: Option<Digest>,
 }
-
-impl JobSpec {
-    /// A limit by its name; 0 where it has none of that name.
-    #[must_use]
-    pub fn limit(&self, name: &str) -> u64 {
-        self.limits.get(name).copied().unwrap_or(0)
-    }
-
-    /// Device memory planned for its adapters.
-    #[must_use]
-    pub fn device_bytes(&self) -> u64 {
-        self.limit("device-bytes")
-    }
-
-    /// Device memory planned for one pass.
-    #[must_use]
-    pub fn activation_bytes(&self) -> u64 {
-        self.limit("activation-bytes")
-    }
-}

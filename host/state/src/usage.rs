@@ -17,7 +17,7 @@ pub struct Usage {
     pub queued_jobs: u64,
     /// Jobs that run.
     pub running_jobs: u64,
-    /// Bytes of everything it keeps, each content counted once, and of its uploads that broke off.
+    /// Bytes of everything it keeps, each content counted once, of what its jobs are made of, and of its uploads that broke off.
     pub stored_bytes: u64,
     /// Device memory that its running jobs are planned to hold.
     pub device_bytes: u64,
@@ -25,12 +25,14 @@ pub struct Usage {
     pub device_ms: u64,
 }
 
-/// Each content once, as if nobody else had it.
+/// Each content once, as if nobody else had it, and what its jobs are made of: that of a sweep's members in common once.
 pub(crate) fn stored_bytes(view: &Transaction<'_>, of: TenantId) -> Result<u64> {
-    let select = "SELECT ifnull(sum(bytes), 0) FROM blobs WHERE digest IN (
+    let select = "SELECT (SELECT ifnull(sum(bytes), 0) FROM blobs WHERE digest IN (
             SELECT item_files.digest FROM items JOIN item_files ON item = items.id WHERE tenant = ?1
             UNION SELECT inputs.digest FROM jobs JOIN inputs ON job = number WHERE tenant = ?1
-            UNION SELECT artifacts.digest FROM jobs JOIN artifacts ON job = number WHERE tenant = ?1)";
+            UNION SELECT artifacts.digest FROM jobs JOIN artifacts ON job = number WHERE tenant = ?1))
+        + (SELECT ifnull(sum(octet_length(spec)), 0) FROM jobs JOIN specs ON job = number WHERE tenant = ?1)
+        + (SELECT ifnull(sum(octet_length(spec)), 0) FROM cohorts JOIN common_specs ON cohort = number WHERE tenant = ?1)";
     Ok(view.prepare_cached(select)?.query_row([of], |row| row.get(0))?)
 }
 

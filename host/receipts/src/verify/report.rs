@@ -47,6 +47,17 @@ impl fmt::Display for CheckName {
     }
 }
 
+impl CheckName {
+    /// What a file has beside what was looked at: nobody signed it.
+    const fn unsigned(self) -> Option<&'static str> {
+        match self {
+            Self::Losses => Some("loss and loss_bits; no other column is signed"),
+            Self::HeldOut => Some("adapter, step, loss and loss_bits; no other column is signed"),
+            _ => None,
+        }
+    }
+}
+
 /// Something that is not as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
@@ -146,7 +157,10 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Check { name, outcome } in &self.checks {
             match outcome {
-                Outcome::Ok => writeln!(f, "{name}: ok")?,
+                Outcome::Ok => match name.unsigned() {
+                    Some(unsigned) => writeln!(f, "{name}: ok ({unsigned})")?,
+                    None => writeln!(f, "{name}: ok")?,
+                },
                 Outcome::NotChecked(why) => writeln!(f, "{name}: not checked ({})", shown(why))?,
                 Outcome::Failed(mismatches) => {
                     writeln!(f, "{name}: FAILED")?;

@@ -66,7 +66,7 @@ fn a_whole_receipt_passes_every_check() {
     let text = world.check(&world.receipts[0].envelope).to_string();
     assert_eq!(
         text,
-        "envelope: ok\npayload type: ok\nsignature: ok\nstatement: ok\nsubject files: ok\nadapter files: ok\nlosses: ok\nheld-out losses: ok\nchain: ok\n"
+        "envelope: ok\npayload type: ok\nsignature: ok\nstatement: ok\nsubject files: ok\nadapter files: ok\nlosses: ok (loss and loss_bits; no other column is signed)\nheld-out losses: ok (adapter, step, loss and loss_bits; no other column is signed)\nchain: ok\n"
     );
 }
 

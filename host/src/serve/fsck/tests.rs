@@ -55,7 +55,7 @@ impl Scene {
             init_adapter: None,
         };
         let tenant = self.state.tenant_named("acme").unwrap().id;
-        let job = self.state.submit(tenant, None, &[spec]).unwrap().jobs[0];
+        let job = self.state.submit(tenant, None, &spec.into()).unwrap().jobs[0];
         self.state.claim(&[job], "cpu").unwrap()[0]
     }
 

@@ -48,8 +48,8 @@ pub(super) async fn submit(
             if let Some(before) = key.as_ref().map(|key| service.state.submitted(of, key)).transpose()?.flatten() {
                 return Ok(before);
             }
-            let (specs, adapters) = submit::specs(service, of, request)?;
-            Ok(service.state.submit_from(of, key.as_ref(), &specs, &adapters.items(of))?)
+            let (submission, adapters) = submit::submission(service, of, request)?;
+            Ok(service.state.submit_from(of, key.as_ref(), &submission, &adapters.items(of))?)
         })
         .await?;
     let jobs = submitted.jobs.iter().zip(submitted.names).map(|(id, name)| Member { id: id.to_string(), name }).collect();
@@ -79,8 +79,27 @@ pub(super) struct ListQuery {
     model: Option<String>,
     /// Only those older than this job: `next` of the page before
     before: Option<String>,
-    /// How many, 1 to 200; 50 without a word
+    /// How many at most, 1 to 200; 50 without a word. Fewer where their parameters are large
     limit: Option<u64>,
+}
+
+/// Which members are shown.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct MembersQuery {
+    /// Only those after this member: `next` of the page before
+    after: Option<u64>,
+    /// How many at most, 1 to 200; 50 without a word. Fewer where their parameters are large
+    limit: Option<u64>,
+}
+
+fn limit(asked: Option<u64>) -> Result<usize, Failure> {
+    let limit = asked.unwrap_or(PAGE);
+    if !(1..=PAGE_MAX).contains(&limit) {
+        return Err(Failure::new(Code::BadParameter, format!("limit is {limit}, expected 1 to {PAGE_MAX}")));
+    }
+    Ok(usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
 /// List your jobs, the newest first
@@ -92,22 +111,15 @@ pub(super) struct ListQuery {
     )
 )]
 pub(super) async fn list(State(app): State<App>, caller: Caller, Query(query): Query<ListQuery>) -> Result<Answer<JobPage>, Failure> {
-    let limit = query.limit.unwrap_or(PAGE);
-    if !(1..=PAGE_MAX).contains(&limit) {
-        return Err(Failure::new(Code::BadParameter, format!("limit is {limit}, expected 1 to {PAGE_MAX}")));
-    }
+    let limit = limit(query.limit)?;
     let cohort = query.cohort.map(|text| text.parse::<CohortId>().map_err(|_| Failure::not_found("cohort"))).transpose()?;
     let before = query.before.map(|text| text.parse::<JobId>().map_err(|_| Failure::not_found("job"))).transpose()?;
     let filter = Filter { state: query.state.map(words::state_filter), cohort, model: query.model, before };
     let of = caller.0.id;
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     app.blocking(move |service| {
-        // One more than is shown says whether there is another page.
-        let mut found = service.state.jobs(of, &filter, limit + 1)?;
-        let is_more = found.len() > limit;
-        found.truncate(limit);
-        let next = found.last().filter(|_| is_more).map(|job| job.id.to_string());
-        let jobs = found.into_iter().map(|job| with_news(service, of, job)).collect::<Result<_, _>>()?;
+        let page = service.state.jobs(of, &filter, limit)?;
+        let next = page.jobs.last().filter(|_| page.is_more).map(|job| job.id.to_string());
+        let jobs = page.jobs.into_iter().map(|job| with_news(service, of, job)).collect::<Result<_, _>>()?;
         Ok(Answer(JobPage { jobs, next }))
     })
     .await
@@ -141,19 +153,26 @@ pub(super) async fn get(State(app): State<App>, caller: Caller, Id(id): Id<JobId
     app.blocking(move |service| with_news(service, of, service.state.job(of, id)?).map(Answer)).await
 }
 
-/// Look the members of a sweep up
+/// Look the members of a sweep up, in their order
 #[utoipa::path(
-    get, path = "/v1/cohorts/{id}", tag = "jobs", params(("id" = String, Path, description = "The cohort's id")),
+    get, path = "/v1/cohorts/{id}", tag = "jobs", params(("id" = String, Path, description = "The cohort's id"), MembersQuery),
     responses(
         (status = 200, body = Cohort),
         (status = "default", body = Problem, content_type = "application/problem+json", description = "An error"),
     )
 )]
-pub(super) async fn cohort(State(app): State<App>, caller: Caller, Id(id): Id<CohortId>) -> Result<Answer<Cohort>, Failure> {
-    let of = caller.0.id;
+pub(super) async fn cohort(
+    State(app): State<App>,
+    caller: Caller,
+    Id(id): Id<CohortId>,
+    Query(query): Query<MembersQuery>,
+) -> Result<Answer<Cohort>, Failure> {
+    let (of, limit) = (caller.0.id, limit(query.limit)?);
     app.blocking(move |service| {
-        let jobs = service.state.members(of, id)?.into_iter().map(|job| with_news(service, of, job)).collect::<Result<_, _>>()?;
-        Ok(Answer(Cohort { id: id.to_string(), jobs }))
+        let page = service.state.members(of, id, query.after, limit)?;
+        let next = page.jobs.last().filter(|_| page.is_more).map(|job| job.member);
+        let jobs = page.jobs.into_iter().map(|job| with_news(service, of, job)).collect::<Result<_, _>>()?;
+        Ok(Answer(Cohort { id: id.to_string(), jobs, next }))
     })
     .await
 }

@@ -218,6 +218,12 @@ async fn a_sweep_is_planned_and_queued_and_a_key_makes_it_one() {
     assert_eq!((job.state, job.ahead, job.member), (nodus_api::JobState::Queued, Some(1), 1));
     assert_eq!(Value::Object(job.parameters), json!({ "learning_rate": 0.0001, "rank": 2 }));
     assert!(job.limits["device-bytes"] > 0 && job.limits["wall-ms"] > 0);
+    let mut place = format!("/v1/cohorts/{}?limit=1", submitted.cohort);
+    for member in 0..2 {
+        let cohort: nodus_api::Cohort = serde_json::from_slice(&rig.call("GET", &place, token, "").await.1).unwrap();
+        assert_eq!((cohort.jobs.len(), cohort.jobs[0].member, cohort.next), (1, member, (member == 0).then_some(0)));
+        place += "&after=0";
+    }
 }
 
 #[tokio::test]

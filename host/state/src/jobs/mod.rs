@@ -16,7 +16,7 @@ mod submit;
 mod transition;
 
 pub use ended::Ended;
-pub use owner::{Cancelled, Filter, Job};
+pub use owner::{Cancelled, Filter, Job, Page};
 pub use queue::{Queued, Running, Work};
 pub use submit::{Key, Submitted};
 pub use transition::{Claim, Finish};

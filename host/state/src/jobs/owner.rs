@@ -4,10 +4,10 @@
 
 use std::collections::HashMap;
 
-use rusqlite::{Row, Transaction, params};
+use rusqlite::{Row, Rows, Transaction, params};
 use serde_json::Value;
 
-use super::queue::inputs;
+use super::queue::{SPECS, inputs, spec};
 use super::transition::{end, job};
 use crate::change::What;
 use crate::error::{Result, StateError};
@@ -68,6 +68,18 @@ pub struct Filter {
     pub before: Option<JobId>,
 }
 
+/// Some of a tenant's jobs: as many as were asked for, or fewer, which together are not too much for one answer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Page {
+    /// In their order.
+    pub jobs: Vec<Job>,
+    /// Whether there are more after them.
+    pub is_more: bool,
+}
+
+/// What the jobs of one page may be made of, together, in bytes; one alone may have more.
+const PAGE_BYTES_MAX: usize = 4 << 20;
+
 /// What asking a job to stop came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancelled {
@@ -77,8 +89,11 @@ pub enum Cancelled {
     Asked,
 }
 
-const COLUMNS: &str = "jobs.id, cohorts.id, member, spec, state, reason, placed, stop, message, attempts, receipt IS NOT NULL, device_ms,
-    jobs.submitted_ms, started_ms, ended_ms, jobs.number";
+const COLUMNS: &str =
+    "jobs.id, cohorts.id, member, common_specs.spec, state, reason, placed, stop, message, attempts, receipt IS NOT NULL, device_ms,
+    jobs.submitted_ms, started_ms, ended_ms, jobs.number, specs.spec";
+
+const TABLES: &str = "jobs JOIN cohorts ON jobs.cohort = cohorts.number";
 
 /// The numbers of a tenant's waiting jobs, in their order.
 const LINE: &str = "SELECT number FROM jobs WHERE tenant = ? AND state = 'queued' ORDER BY priority, number";
@@ -86,33 +101,39 @@ const LINE: &str = "SELECT number FROM jobs WHERE tenant = ? AND state = 'queued
 /// A page of a tenant's jobs.
 fn listed() -> String {
     format!(
-        "SELECT {COLUMNS} FROM jobs JOIN cohorts ON cohort = cohorts.number
+        "SELECT {COLUMNS} FROM {TABLES} {SPECS}
          WHERE jobs.tenant = ?1 AND (?2 IS NULL OR state = ?2) AND (?3 IS NULL OR cohorts.id = ?3) AND (?4 IS NULL OR model = ?4)
          AND (?5 IS NULL OR jobs.number < ?5) ORDER BY jobs.number DESC LIMIT ?6"
     )
 }
 
-/// Jobs of a query, with what goes before each. The line is read once for all of them, and never by those that do not wait.
-fn jobs_of(view: &Transaction<'_>, of: TenantId, rows: impl Iterator<Item = rusqlite::Result<(i64, Job)>>) -> Result<Vec<Job>> {
-    let mut found = rows.collect::<rusqlite::Result<Vec<_>>>()?;
+/// Jobs of a query, so many at most, with what goes before each. The line is read once for all of them, and never by those that do not wait.
+fn page(view: &Transaction<'_>, of: TenantId, mut rows: Rows<'_>, count_max: usize) -> Result<Page> {
+    let (mut found, mut bytes, mut is_more) = (Vec::new(), 0_usize, false);
+    while let Some(row) = rows.next()? {
+        let length = |column: usize| Ok::<_, rusqlite::Error>(row.get_ref(column)?.as_bytes_or_null()?.map_or(0, <[u8]>::len));
+        bytes = bytes.saturating_add(length(3)?).saturating_add(length(16)?);
+        is_more = found.len() >= count_max || (!found.is_empty() && bytes > PAGE_BYTES_MAX);
+        if is_more {
+            break;
+        }
+        found.push(from_row(row)?);
+    }
     if found.iter().any(|(_, job)| job.state == JobState::Queued) {
         let mut statement = view.prepare_cached(LINE)?;
         let line = statement.query_map([of], |row| row.get(0))?.collect::<rusqlite::Result<Vec<i64>>>()?;
         let places: HashMap<i64, u64> = line.into_iter().zip(0..).collect();
         found.iter_mut().for_each(|(number, job)| job.ahead = places.get(number).copied());
     }
-    Ok(found.into_iter().map(|(_, job)| job).collect())
+    Ok(Page { jobs: found.into_iter().map(|(_, job)| job).collect(), is_more })
 }
 
 fn from_row(row: &Row<'_>) -> rusqlite::Result<(i64, Job)> {
-    let text: String = row.get(3)?;
-    let spec = serde_json::from_str(&text)
-        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(3, rusqlite::types::Type::Text, error.into()))?;
     let job = Job {
         id: row.get(0)?,
         cohort: row.get(1)?,
         member: row.get(2)?,
-        spec,
+        spec: spec(row, (3, 16))?,
         state: row.get(4)?,
         reason: row.get(5)?,
         placed: row.get(6)?,
@@ -136,41 +157,46 @@ impl State {
     /// The tenant has no such job.
     pub fn job(&self, of: TenantId, id: JobId) -> Result<Job> {
         let found = self.database.read(|view| {
-            let select =
-                format!("SELECT {COLUMNS} FROM jobs JOIN cohorts ON cohort = cohorts.number WHERE jobs.id = ? AND jobs.tenant = ?");
+            let select = format!("SELECT {COLUMNS} FROM {TABLES} {SPECS} WHERE jobs.id = ? AND jobs.tenant = ?");
             let mut statement = view.prepare_cached(&select)?;
-            jobs_of(view, of, statement.query_map((id, of), from_row)?)
+            page(view, of, statement.query((id, of))?, 1)
         })?;
-        self.excused(found).pop().ok_or(StateError::NotFound("job"))
+        self.excused(found.jobs).pop().ok_or(StateError::NotFound("job"))
     }
 
     /// A tenant's jobs, the newest first.
     ///
     /// # Errors
     /// `before` is no job of the tenant's.
-    pub fn jobs(&self, of: TenantId, filter: &Filter, count_max: usize) -> Result<Vec<Job>> {
+    pub fn jobs(&self, of: TenantId, filter: &Filter, count_max: usize) -> Result<Page> {
         let found = self.database.read(|view| {
             let before = filter.before.map(|id| job(view, id, Some(of)).map(|held| held.number)).transpose()?;
             let mut statement = view.prepare_cached(&listed())?;
-            let rows = statement.query_map(params![of, filter.state, filter.cohort, filter.model, before, count_max as u64], from_row)?;
-            jobs_of(view, of, rows)
+            // One more than is shown says whether there is another page.
+            let count = (count_max as u64).saturating_add(1);
+            page(view, of, statement.query(params![of, filter.state, filter.cohort, filter.model, before, count])?, count_max)
         })?;
-        Ok(self.excused(found))
+        Ok(Page { jobs: self.excused(found.jobs), ..found })
     }
 
-    /// The members of a tenant's cohort, in order.
+    /// The members of a tenant's cohort after one, or from the first on, in order.
     ///
     /// # Errors
     /// The tenant has no such cohort.
-    pub fn members(&self, of: TenantId, cohort: CohortId) -> Result<Vec<Job>> {
+    pub fn members(&self, of: TenantId, cohort: CohortId, after: Option<u64>, count_max: usize) -> Result<Page> {
         let members = self.database.read(|view| {
+            let known = "SELECT EXISTS (SELECT 1 FROM cohorts WHERE id = ? AND tenant = ?)";
+            if !view.prepare_cached(known)?.query_row((cohort, of), |row| row.get(0))? {
+                return Err(StateError::NotFound("cohort"));
+            }
             let select = format!(
-                "SELECT {COLUMNS} FROM jobs JOIN cohorts ON cohort = cohorts.number WHERE cohorts.id = ? AND cohorts.tenant = ? ORDER BY member"
+                "SELECT {COLUMNS} FROM {TABLES} {SPECS} WHERE cohorts.id = ? AND cohorts.tenant = ? AND member > ? ORDER BY member LIMIT ?"
             );
             let mut statement = view.prepare_cached(&select)?;
-            jobs_of(view, of, statement.query_map((cohort, of), from_row)?)
+            let after = after.map_or(-1, |after| i64::try_from(after).unwrap_or(i64::MAX));
+            page(view, of, statement.query(params![cohort, of, after, (count_max as u64).saturating_add(1)])?, count_max)
         })?;
-        if members.is_empty() { Err(StateError::NotFound("cohort")) } else { Ok(self.excused(members)) }
+        Ok(Page { jobs: self.excused(members.jobs), ..members })
     }
 
     /// Asks a job to stop. One that was never started is cancelled at once; one that ended is left as it is.

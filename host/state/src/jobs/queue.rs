@@ -8,9 +8,10 @@ use rusqlite::{OptionalExtension as _, Row, Transaction};
 use crate::error::{Result, StateError};
 use crate::ids::{CohortId, JobId, TenantId};
 use crate::items::FileRef;
-use crate::spec::JobSpec;
+use crate::spec::{JobSpec, Named};
 use crate::state::State;
-use crate::words::{Priority, Role, Stop};
+use crate::submission::whole;
+use crate::words::{Lane, Priority, Role, Stop};
 
 /// A job that waits.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,8 +24,14 @@ pub struct Queued {
     pub cohort: CohortId,
     /// Who goes first.
     pub priority: Priority,
-    /// What it is made of: model, lane, planned bytes.
-    pub spec: JobSpec,
+    /// On which model.
+    pub model: Named,
+    /// How it shares the device.
+    pub lane: Lane,
+    /// Device memory planned for its adapters.
+    pub device_bytes: u64,
+    /// Device memory planned for one pass.
+    pub activation_bytes: u64,
     /// How often it was claimed before; above 0 it resumes.
     pub attempts: u64,
     /// What its owner asked for.
@@ -44,8 +51,6 @@ pub struct Running {
     pub tenant: TenantId,
     /// Of which cohort.
     pub cohort: CohortId,
-    /// What it is made of.
-    pub spec: JobSpec,
     /// Where.
     pub placed: String,
     /// Of the claim.
@@ -79,10 +84,14 @@ pub struct Work {
     pub stop_question: Option<u64>,
 }
 
-fn spec(row: &Row<'_>, column: usize) -> rusqlite::Result<JobSpec> {
-    let text: String = row.get(column)?;
-    serde_json::from_str(&text)
-        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, error.into()))
+/// A job's own specification, and what it has in common with its cohort, are two rows.
+pub(crate) const SPECS: &str = "JOIN specs ON job = jobs.number LEFT JOIN common_specs ON common_specs.cohort = jobs.cohort";
+
+/// What a job is made of, from two columns: in common, which may be none, and its own.
+pub(crate) fn spec(row: &Row<'_>, columns: (usize, usize)) -> rusqlite::Result<JobSpec> {
+    let text = |column: usize| row.get_ref(column)?.as_str_or_null().map_err(rusqlite::Error::from);
+    whole(text(columns.0)?, text(columns.1)?.unwrap_or_default())
+        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(columns.1, rusqlite::types::Type::Text, error.into()))
 }
 
 /// What went into a job, by what it is for.
@@ -101,8 +110,8 @@ impl State {
     /// The disk's.
     pub fn queued(&self) -> Result<Vec<Queued>> {
         self.database.read(|view| {
-            let select = "SELECT jobs.id, jobs.tenant, cohorts.id, priority, spec, attempts, stop, reason, jobs.submitted_ms
-                 FROM jobs JOIN cohorts ON cohort = cohorts.number JOIN tenants ON jobs.tenant = tenants.id
+            let select = "SELECT jobs.id, jobs.tenant, cohorts.id, priority, model, model_digest, lane, device_bytes, activation_bytes,
+                 attempts, stop, reason, jobs.submitted_ms FROM jobs JOIN cohorts ON cohort = cohorts.number JOIN tenants ON jobs.tenant = tenants.id
                  WHERE state = 'queued' AND disabled = 0 ORDER BY priority, jobs.number";
             let mut statement = view.prepare_cached(select)?;
             let row = |row: &Row<'_>| {
@@ -111,11 +120,14 @@ impl State {
                     tenant: row.get(1)?,
                     cohort: row.get(2)?,
                     priority: row.get(3)?,
-                    spec: spec(row, 4)?,
-                    attempts: row.get(5)?,
-                    stop: row.get(6)?,
-                    reason: row.get(7)?,
-                    submitted_ms: row.get(8)?,
+                    model: Named { name: row.get(4)?, digest: Digest::from_bytes(row.get(5)?) },
+                    lane: row.get(6)?,
+                    device_bytes: row.get(7)?,
+                    activation_bytes: row.get(8)?,
+                    attempts: row.get(9)?,
+                    stop: row.get(10)?,
+                    reason: row.get(11)?,
+                    submitted_ms: row.get(12)?,
                 })
             };
             Ok(statement.query_map([], row)?.collect::<rusqlite::Result<_>>()?)
@@ -128,7 +140,7 @@ impl State {
     /// The disk's.
     pub fn running(&self) -> Result<Vec<Running>> {
         self.database.read(|view| {
-            let select = "SELECT jobs.id, jobs.tenant, cohorts.id, spec, placed, attempts, stop
+            let select = "SELECT jobs.id, jobs.tenant, cohorts.id, placed, attempts, stop
                  FROM jobs JOIN cohorts ON cohort = cohorts.number WHERE state = 'running' ORDER BY jobs.number";
             let mut statement = view.prepare_cached(select)?;
             let row = |row: &Row<'_>| {
@@ -136,10 +148,9 @@ impl State {
                     job: row.get(0)?,
                     tenant: row.get(1)?,
                     cohort: row.get(2)?,
-                    spec: spec(row, 3)?,
-                    placed: row.get(4)?,
-                    attempt: row.get(5)?,
-                    stop: row.get(6)?,
+                    placed: row.get(3)?,
+                    attempt: row.get(4)?,
+                    stop: row.get(5)?,
                 })
             };
             Ok(statement.query_map([], row)?.collect::<rusqlite::Result<_>>()?)
@@ -152,8 +163,10 @@ impl State {
     /// There is no such job.
     pub fn work(&self, job: JobId) -> Result<Work> {
         self.database.read(|view| {
-            let select = "SELECT jobs.number, jobs.tenant, tenants.name, cohorts.id, member, spec, attempts, stop, stop_question
-                 FROM jobs JOIN cohorts ON cohort = cohorts.number JOIN tenants ON jobs.tenant = tenants.id WHERE jobs.id = ?";
+            let select = format!(
+                "SELECT jobs.number, jobs.tenant, tenants.name, cohorts.id, member, common_specs.spec, specs.spec, attempts, stop, stop_question
+                 FROM jobs JOIN cohorts ON jobs.cohort = cohorts.number JOIN tenants ON jobs.tenant = tenants.id {SPECS} WHERE jobs.id = ?"
+            );
             let row = |row: &Row<'_>| {
                 let work = Work {
                     job,
@@ -161,15 +174,15 @@ impl State {
                     tenant_name: row.get(2)?,
                     cohort: row.get(3)?,
                     member: row.get(4)?,
-                    spec: spec(row, 5)?,
+                    spec: spec(row, (5, 6))?,
                     inputs: Vec::new(),
-                    attempts: row.get(6)?,
-                    stop: row.get(7)?,
-                    stop_question: row.get(8)?,
+                    attempts: row.get(7)?,
+                    stop: row.get(8)?,
+                    stop_question: row.get(9)?,
                 };
                 Ok((row.get::<_, i64>(0)?, work))
             };
-            let found = view.prepare_cached(select)?.query_row([job], row).optional()?;
+            let found = view.prepare_cached(&select)?.query_row([job], row).optional()?;
             let (number, work) = found.ok_or(StateError::NotFound("job"))?;
             Ok(Work { inputs: inputs(view, number)?, ..work })
         })

@@ -12,12 +12,16 @@ use crate::events::{push_state, state_body};
 use crate::ids::{CohortId, JobId, TenantId};
 use crate::items::{NewItem, Reference, add, files, find};
 use crate::quota::within;
-use crate::spec::{HeldOut, JobSpec};
+use crate::spec::HeldOut;
 use crate::state::{State, now_ms};
+use crate::submission::{Common, Member, Submission};
 use crate::tenants::{Tenant, tenant};
 use crate::tokens::digest_sql;
-use crate::usage::jobs_in;
+use crate::usage::{jobs_in, stored_bytes};
 use crate::words::{ItemKind, Role};
+
+/// What the members of one submission may have of their own, together, in bytes.
+const MEMBERS_BYTES_MAX: u64 = 4 << 20;
 
 /// What makes a repeated request the same one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,30 +59,46 @@ impl State {
     ///
     /// # Errors
     /// What the jobs name is not there for this tenant; a quota; the key came with another request; the disk refuses. Nothing was submitted.
-    pub fn submit(&self, of: TenantId, key: Option<&Key>, specs: &[JobSpec]) -> Result<Submitted> {
-        self.submit_from(of, key, specs, &[])
+    pub fn submit(&self, of: TenantId, key: Option<&Key>, submission: &Submission) -> Result<Submitted> {
+        self.submit_from(of, key, submission, &[])
     }
 
     /// As [`State::submit`], with the adapters that the jobs start from: each stays as long as a job of the tenant's that starts from it.
     ///
     /// # Errors
     /// As [`State::submit`]; then none of the adapters stays either.
-    pub fn submit_from(&self, of: TenantId, key: Option<&Key>, specs: &[JobSpec], adapters: &[NewItem<'_>]) -> Result<Submitted> {
+    pub fn submit_from(
+        &self,
+        of: TenantId,
+        key: Option<&Key>,
+        Submission { common, members }: &Submission,
+        adapters: &[NewItem<'_>],
+    ) -> Result<Submitted> {
+        let texts = members.iter().map(serde_json::to_string).collect::<serde_json::Result<Vec<_>>>()?;
+        let bytes = texts.iter().map(|text| text.len() as u64).sum();
+        if bytes > MEMBERS_BYTES_MAX {
+            return Err(StateError::Sweep { bytes, max: MEMBERS_BYTES_MAX });
+        }
+        let common_text = serde_json::to_string(common)?;
         self.change(|transaction, changes| {
             if let Some(before) = key.map(|key| submitted_before(transaction, of, key)).transpose()?.flatten() {
                 return Ok(before);
             }
-            admit(transaction, &tenant(transaction, of)?, specs)?;
+            let tenant = tenant(transaction, of)?;
+            admit(transaction, &tenant, common, members)?;
+            let rows = bytes + common_text.len() as u64;
+            within("stored-bytes", tenant.quota.stored_bytes, stored_bytes(transaction, of)?, rows)?;
             adapters.iter().try_for_each(|adapter| add(transaction, adapter).map(drop))?;
             let (id, now) = (CohortId::new(), now_ms());
             let insert = "INSERT INTO cohorts (id, tenant, key, request, submitted_ms) VALUES (?, ?, ?, ?, ?)";
             let (text, request) = (key.map(|key| &key.key), key.map(|key| digest_sql(key.request)));
             transaction.execute(insert, params![id, of, text, request, now])?;
             let cohort = transaction.last_insert_rowid();
-            let member = |(member, spec)| insert_job(transaction, of, (cohort, member), spec, now);
-            let jobs = (0_i64..).zip(specs).map(member).collect::<Result<_>>()?;
+            transaction.execute("INSERT INTO common_specs (cohort, spec) VALUES (?, ?)", (cohort, &common_text))?;
+            let job = |(number, (member, text))| insert_job(transaction, of, (cohort, number), (common, member, text), now);
+            let jobs = (0_i64..).zip(members.iter().zip(&texts)).map(job).collect::<Result<_>>()?;
             changes.push(Change { tenant: of, cohort: id, job: None, what: What::Submitted });
-            let names = specs.iter().map(|spec| spec.name.clone()).collect();
+            let names = members.iter().map(|member| member.name.clone()).collect();
             Ok(Submitted { cohort: id, jobs, names, is_new: true })
         })
     }
@@ -91,47 +111,60 @@ fn submitted_before(view: &Transaction<'_>, of: TenantId, key: &Key) -> Result<O
     if request != digest_sql(key.request) {
         return Err(StateError::KeyReused);
     }
-    let mut members = view.prepare_cached("SELECT id, spec ->> 'name' FROM jobs WHERE cohort = ? ORDER BY member")?;
+    let mut members = view
+        .prepare_cached("SELECT id, ifnull(spec ->> 'name', '') FROM jobs JOIN specs ON job = number WHERE cohort = ? ORDER BY member")?;
     let members = members.query_map([number], |row| Ok((row.get::<_, JobId>(0)?, row.get::<_, String>(1)?)))?;
     let (jobs, names) = members.collect::<rusqlite::Result<(Vec<_>, Vec<_>)>>()?;
     Ok(Some(Submitted { cohort, jobs, names, is_new: false }))
 }
 
-fn admit(view: &Transaction<'_>, tenant: &Tenant, specs: &[JobSpec]) -> Result<()> {
+fn admit(view: &Transaction<'_>, tenant: &Tenant, common: &Common, members: &[Member]) -> Result<()> {
     let quota = &tenant.quota;
-    within("queued-jobs", quota.queued_jobs, jobs_in(view, tenant.id, "queued")?, specs.len() as u64)?;
+    within("queued-jobs", quota.queued_jobs, jobs_in(view, tenant.id, "queued")?, members.len() as u64)?;
     within("device-ms", quota.device_ms, tenant.device_ms, 1)?;
-    for spec in specs {
-        within("device-bytes", quota.device_bytes, 0, spec.device_bytes().saturating_add(spec.activation_bytes()))?;
+    for member in members {
+        let (device, activation) = planned(common, member);
+        within("device-bytes", quota.device_bytes, 0, device.saturating_add(activation))?;
     }
     Ok(())
 }
 
-fn insert_job(transaction: &Transaction<'_>, of: TenantId, (cohort, member): (i64, i64), spec: &JobSpec, now: u64) -> Result<JobId> {
+/// Device memory planned for adapters, and for one pass.
+fn planned(common: &Common, member: &Member) -> (u64, u64) {
+    (member.limit(common, "device-bytes"), member.limit(common, "activation-bytes"))
+}
+
+fn insert_job(
+    transaction: &Transaction<'_>,
+    of: TenantId,
+    (cohort, number): (i64, i64),
+    (common, member, text): (&Common, &Member, &String),
+    now: u64,
+) -> Result<JobId> {
     let id = JobId::new();
-    let insert = "INSERT INTO jobs (id, tenant, cohort, member, spec, priority, model, device_bytes, activation_bytes, state, submitted_ms)
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?)";
-    let text = serde_json::to_string(spec)?;
-    let (device, activation) = (spec.device_bytes(), spec.activation_bytes());
-    let values = params![id, of, cohort, member, text, spec.priority, spec.model.name, device, activation, now];
+    let insert = "INSERT INTO jobs (id, tenant, cohort, member, priority, lane, model, model_digest, device_bytes, activation_bytes, state, submitted_ms)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?)";
+    let (Common { component, model, data, held_out, lane, priority, .. }, (device, activation)) = (common, planned(common, member));
+    let values = params![id, of, cohort, number, priority, lane, model.name, digest_sql(model.digest), device, activation, now];
     transaction.prepare_cached(insert)?.execute(values)?;
-    let number = transaction.last_insert_rowid();
+    let job = transaction.last_insert_rowid();
+    transaction.prepare_cached("INSERT INTO specs (job, spec) VALUES (?, ?)")?.execute((job, text))?;
     let refer = |role: Role, kind: ItemKind, digest: Digest| -> Result<()> {
         let item = find(transaction, of, kind, &Reference::Digest(digest))?;
         for file in files(transaction, &item)? {
             let insert = "INSERT INTO inputs (job, role, path, digest) VALUES (?, ?, ?, ?)";
-            transaction.prepare_cached(insert)?.execute((number, role, file.path, digest_sql(file.digest)))?;
+            transaction.prepare_cached(insert)?.execute((job, role, file.path, digest_sql(file.digest)))?;
         }
         Ok(())
     };
-    refer(Role::Component, ItemKind::Component, spec.component.digest)?;
-    refer(Role::Data, ItemKind::Data, spec.data.digest)?;
-    if let HeldOut::Data(data) = &spec.held_out {
+    refer(Role::Component, ItemKind::Component, component.digest)?;
+    refer(Role::Data, ItemKind::Data, data.digest)?;
+    if let HeldOut::Data(data) = held_out {
         refer(Role::HeldOut, ItemKind::Data, data.digest)?;
     }
-    if let Some(adapter) = spec.init_adapter {
+    if let Some(adapter) = member.init_adapter {
         refer(Role::InitAdapter, ItemKind::Adapter, adapter)?;
     }
-    push_state(transaction, (cohort, number), &state_body("queued", &[("member", Value::from(member))]))?;
+    push_state(transaction, (cohort, job), &state_body("queued", &[("member", Value::from(number))]))?;
     Ok(id)
 }

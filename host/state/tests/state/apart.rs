@@ -9,7 +9,7 @@ use crate::support::{Fixture, fixture};
 fn view(f: &Fixture, of: TenantId) -> String {
     let kinds = ItemKind::ALL.iter();
     let items: Vec<_> = kinds.flat_map(|kind| f.state.items(of, *kind).unwrap()).map(|item| (item.name, item.digest, item.bytes)).collect();
-    let jobs = f.state.jobs(of, &Filter::default(), 100).unwrap();
+    let jobs = f.state.jobs(of, &Filter::default(), 100).unwrap().jobs;
     let jobs: Vec<_> = jobs.iter().map(|job| (job.state, job.ahead, job.member, &job.spec, job.device_ms)).collect();
     format!("{items:?} {jobs:?} {:?}", f.state.usage(of).unwrap())
 }
@@ -27,7 +27,7 @@ fn nothing_of_another_tenant_is_there() {
     let errors = [
         f.state.job(b, finished).err(),
         f.state.jobs(b, &filter, 1).err(),
-        f.state.members(b, cohort).err(),
+        f.state.members(b, cohort, None, 9).err(),
         f.state.artifacts(b, finished).err(),
         f.state.receipt(b, finished).err(),
         f.state.events(b, Stream::Job(finished), 0, &[], 9).err(),
@@ -42,13 +42,13 @@ fn nothing_of_another_tenant_is_there() {
         f.state.item_files(b, ItemKind::Data, &digest).err(),
         f.state.remove_item(Owner::Tenant(b), ItemKind::Data, &digest).err(),
         f.state.remove_item(Owner::Shared, ItemKind::Data, &digest).err(),
-        f.state.submit(b, None, &[f.spec(a)]).err(),
+        f.state.submit(b, None, &f.spec(a).into()).err(),
     ];
     for (number, error) in errors.iter().enumerate() {
         assert!(matches!(error, Some(StateError::NotFound(_))), "{number}: {error:?}");
     }
     assert_eq!(view(&f, b), before);
-    assert_eq!(f.state.jobs(b, &Filter { cohort: Some(cohort), ..Filter::default() }, 9).unwrap(), []);
+    assert_eq!(f.state.jobs(b, &Filter { cohort: Some(cohort), ..Filter::default() }, 9).unwrap().jobs, []);
     assert_eq!(f.state.job(a, waiting).unwrap().stop, None);
 }
 

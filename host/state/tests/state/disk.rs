@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use nodus_protocol::Digest;
 use nodus_state::{Access, Depth, Fault, ItemKind, JobState, Outcome, Owner, Reference, StateError};
 
-use crate::support::{ending, event, fixture, open};
+use crate::support::{ending, event, fixture, open, sweep};
 
 /// The database may not grow any more; what fills it up is refused, and what was there is there.
 #[test]
@@ -19,7 +19,7 @@ fn a_full_disk_is_a_clean_error_and_nothing_is_lost() {
     let large = nodus_state::NewEvent { body: format!("{{\"text\":\"{}\"}}", "x".repeat(1 << 20)), ..event(2) };
     assert!(matches!(f.state.append(&claim, &[large]).unwrap_err(), StateError::Full));
     let specs = vec![f.spec(a); 500];
-    assert!(matches!(f.state.submit(a, None, &specs).unwrap_err(), StateError::Full));
+    assert!(matches!(f.state.submit(a, None, &sweep(&specs)).unwrap_err(), StateError::Full));
     assert_eq!(f.state.job(a, job).unwrap().state, JobState::Running);
     assert_eq!(f.state.queued().unwrap(), []);
     f.state.bound_database(1 << 40).unwrap();
@@ -38,8 +38,8 @@ fn why_a_job_stands_still_is_told_without_the_disk() {
     f.state.excuse(job, Some("the disk takes no writes"));
     let told = f.state.job(a, job).unwrap();
     assert_eq!((told.state, told.reason.as_deref()), (JobState::Running, Some("the disk takes no writes")));
-    assert_eq!(f.state.jobs(a, &nodus_state::Filter::default(), 9).unwrap(), std::slice::from_ref(&told));
-    assert_eq!(f.state.members(a, told.cohort).unwrap(), [told]);
+    assert_eq!(f.state.jobs(a, &nodus_state::Filter::default(), 9).unwrap().jobs, std::slice::from_ref(&told));
+    assert_eq!(f.state.members(a, told.cohort, None, 9).unwrap().jobs, [told]);
     assert_eq!(f.state.job(b, other).unwrap().reason, None);
     f.state.finish(&claim, &ending(Outcome::Succeeded)).unwrap();
     assert_eq!(f.state.job(a, job).unwrap().reason, None);

@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 use nodus_state::{EventKind, Kinds, Outcome, StateError, Stop, Stream, What};
 use proptest::prelude::*;
 
-use crate::support::{ending, event, fixture};
+use crate::support::{ending, event, fixture, sweep};
 
 #[test]
 fn a_replayed_job_writes_nothing_twice() {
@@ -76,7 +76,7 @@ proptest! {
         let f = fixture();
         let a = f.tenant("a");
         let spec = f.spec(a);
-        let submitted = f.state.submit(a, None, &[spec.clone(), spec]).unwrap();
+        let submitted = f.state.submit(a, None, &sweep(&[spec.clone(), spec])).unwrap();
         let claims = f.state.claim(&submitted.jobs, "cpu").unwrap();
         let mut expected = Vec::new();
         for (member, first, count) in batches {

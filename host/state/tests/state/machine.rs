@@ -3,7 +3,7 @@
 use nodus_state::{Cancelled, Claim, Depth, JobId, JobState, Outcome, StateError, Stop, TenantId};
 use proptest::prelude::*;
 
-use crate::support::{Fixture, ending, fixture};
+use crate::support::{Fixture, ending, fixture, sweep};
 
 #[derive(Clone, Copy, Debug)]
 enum Act {
@@ -136,7 +136,7 @@ fn a_sweep_is_claimed_whole_or_not_at_all() {
     let f = fixture();
     let a = f.tenant("a");
     let spec = f.spec(a);
-    let jobs = f.state.submit(a, None, &[spec.clone(), spec]).unwrap().jobs;
+    let jobs = f.state.submit(a, None, &sweep(&[spec.clone(), spec])).unwrap().jobs;
     f.state.cancel(a, jobs[1], Stop::Cancel).unwrap();
     assert!(matches!(f.state.claim(&jobs, "cpu").unwrap_err(), StateError::WrongState { found: JobState::Cancelled, .. }));
     assert_eq!(f.state.job(a, jobs[0]).unwrap().state, JobState::Queued);

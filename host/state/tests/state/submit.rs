@@ -3,7 +3,7 @@
 use nodus_protocol::Digest;
 use nodus_state::{Filter, ItemKind, Key, NewItem, Owner, Priority, Quota, Reference, Role, StateError};
 
-use crate::support::fixture;
+use crate::support::{fixture, sweep};
 
 #[test]
 fn the_same_request_under_one_key_is_one_submission() {
@@ -11,14 +11,14 @@ fn the_same_request_under_one_key_is_one_submission() {
     let a = f.tenant("a");
     let spec = f.spec(a);
     let key = |text: &str, request: &[u8]| Key { key: text.into(), request: Digest::of(request) };
-    let first = f.state.submit(a, Some(&key("k", b"1")), &[spec.clone(), spec.clone()]).unwrap();
-    let again = f.state.submit(a, Some(&key("k", b"1")), &[spec.clone(), spec.clone()]).unwrap();
+    let first = f.state.submit(a, Some(&key("k", b"1")), &sweep(&[spec.clone(), spec.clone()])).unwrap();
+    let again = f.state.submit(a, Some(&key("k", b"1")), &sweep(&[spec.clone(), spec.clone()])).unwrap();
     assert!(first.is_new && !again.is_new);
     assert_eq!((&first.jobs, first.cohort), (&again.jobs, again.cohort));
-    assert!(matches!(f.state.submit(a, Some(&key("k", b"2")), std::slice::from_ref(&spec)).unwrap_err(), StateError::KeyReused));
+    assert!(matches!(f.state.submit(a, Some(&key("k", b"2")), &spec.into()).unwrap_err(), StateError::KeyReused));
     let b = f.tenant("b");
-    assert!(f.state.submit(b, Some(&key("k", b"2")), &[f.spec(b)]).unwrap().is_new, "keys are a tenant's own");
-    assert_eq!(f.state.jobs(a, &Filter::default(), 10).unwrap().len(), 2);
+    assert!(f.state.submit(b, Some(&key("k", b"2")), &f.spec(b).into()).unwrap().is_new, "keys are a tenant's own");
+    assert_eq!(f.state.jobs(a, &Filter::default(), 10).unwrap().jobs.len(), 2);
 }
 
 #[test]
@@ -28,7 +28,7 @@ fn a_key_is_answered_without_what_the_request_names_and_with_the_members_that_ar
     let named = |name: &str| nodus_state::JobSpec { name: name.into(), ..f.spec(a) };
     let key = Key { key: "k".into(), request: Digest::of(b"1") };
     assert_eq!(f.state.submitted(a, &key).unwrap(), None);
-    let first = f.state.submit(a, Some(&key), &[named("x=1"), named("x=\"2\""), named("x=3")]).unwrap();
+    let first = f.state.submit(a, Some(&key), &sweep(&[named("x=1"), named("x=\"2\""), named("x=3")])).unwrap();
     f.state.remove_item(Owner::Tenant(a), ItemKind::Data, &Reference::Name("rows".into())).unwrap();
     f.state.cancel(a, first.jobs[0], nodus_state::Stop::Cancel).unwrap();
     f.state.delete_job(a, first.jobs[0]).unwrap();
@@ -43,18 +43,21 @@ fn a_submission_is_all_or_nothing() {
     let f = fixture();
     let a = f.tenant("a");
     let (good, mut bad) = (f.spec(a), f.spec(a));
+    bad.init_adapter = Some(Digest::of(b"nothing of this content"));
+    assert!(matches!(f.state.submit(a, None, &sweep(&[good.clone(), bad])).unwrap_err(), StateError::NotFound("adapter")));
+    let mut bad = good.clone();
     bad.data.digest = Digest::of(b"nothing of this content");
-    assert!(matches!(f.state.submit(a, None, &[good.clone(), bad]).unwrap_err(), StateError::NotFound("data set")));
+    assert!(matches!(f.state.submit(a, None, &bad.into()).unwrap_err(), StateError::NotFound("data set")));
     f.state.set_quota(a, &Quota { queued_jobs: Some(2), ..Quota::DEFAULT }).unwrap();
     let three = [good.clone(), good.clone(), good.clone()];
-    let error = f.state.submit(a, None, &three).unwrap_err();
+    let error = f.state.submit(a, None, &sweep(&three)).unwrap_err();
     assert!(matches!(error, StateError::Quota { quota: "queued-jobs", max: 2, used: 0, asked: 3 }), "{error}");
     f.state.set_quota(a, &Quota { device_bytes: Some(29), ..Quota::DEFAULT }).unwrap();
-    let error = f.state.submit(a, None, &three[..1]).unwrap_err();
+    let error = f.state.submit(a, None, &sweep(&three[..1])).unwrap_err();
     assert!(matches!(error, StateError::Quota { quota: "device-bytes", asked: 30, .. }), "{error}");
     f.state.set_quota(a, &Quota { device_ms: Some(0), ..Quota::DEFAULT }).unwrap();
-    assert!(matches!(f.state.submit(a, None, &three[..1]).unwrap_err(), StateError::Quota { quota: "device-ms", .. }));
-    assert!(f.state.jobs(a, &Filter::default(), 10).unwrap().is_empty() && f.state.queued().unwrap().is_empty());
+    assert!(matches!(f.state.submit(a, None, &sweep(&three[..1])).unwrap_err(), StateError::Quota { quota: "device-ms", .. }));
+    assert!(f.state.jobs(a, &Filter::default(), 10).unwrap().jobs.is_empty() && f.state.queued().unwrap().is_empty());
 }
 
 #[test]
@@ -64,7 +67,7 @@ fn the_queue_goes_by_priority_then_age_and_leaves_disabled_tenants_out() {
     let low = f.job(a);
     let mut urgent = f.spec(b);
     urgent.priority = Priority::High;
-    let high = f.state.submit(b, None, &[urgent]).unwrap().jobs[0];
+    let high = f.state.submit(b, None, &urgent.into()).unwrap().jobs[0];
     let last = f.job(a);
     let order = || f.state.queued().unwrap().iter().map(|queued| queued.job).collect::<Vec<_>>();
     assert_eq!(order(), [high, low, last]);
@@ -72,8 +75,8 @@ fn the_queue_goes_by_priority_then_age_and_leaves_disabled_tenants_out() {
     assert_eq!(ahead, [Some(0), Some(1)], "another tenant's job is not counted");
     let mut urgent = f.spec(a);
     urgent.priority = Priority::High;
-    f.state.submit(a, None, &[urgent]).unwrap();
-    let page = f.state.jobs(a, &Filter::default(), 2).unwrap();
+    f.state.submit(a, None, &urgent.into()).unwrap();
+    let page = f.state.jobs(a, &Filter::default(), 2).unwrap().jobs;
     assert_eq!(page.iter().map(|job| job.ahead).collect::<Vec<_>>(), [Some(0), Some(2)], "of a page too, beyond it");
     f.state.cancel(a, page[0].id, nodus_state::Stop::Cancel).unwrap();
     assert_eq!(f.state.job(a, page[0].id).unwrap().ahead, None);
@@ -113,7 +116,8 @@ fn a_name_has_one_content_and_a_page_begins_where_the_last_one_ended() {
     assert!(matches!(error, StateError::Quota { quota: "stored-bytes", max: 1, used: 1, asked: 1 }), "{error}");
     f.state.set_quota(a, &Quota::DEFAULT).unwrap();
     let jobs: Vec<_> = (0..5).map(|_| f.job(a)).collect();
-    let page = |before| f.state.jobs(a, &Filter { before, ..Filter::default() }, 2).unwrap().iter().map(|job| job.id).collect::<Vec<_>>();
+    let page =
+        |before| f.state.jobs(a, &Filter { before, ..Filter::default() }, 2).unwrap().jobs.iter().map(|job| job.id).collect::<Vec<_>>();
     assert_eq!(page(None), [jobs[4], jobs[3]]);
     assert_eq!(page(Some(jobs[3])), [jobs[2], jobs[1]]);
     assert_eq!(page(Some(jobs[1])), [jobs[0]]);
@@ -133,7 +137,7 @@ fn an_adapter_stays_as_long_as_a_job_that_starts_from_it() {
         if !is_good {
             spec.data.digest = digest;
         }
-        f.state.submit_from(of, None, &[spec], &[new]).map(|submitted| submitted.jobs[0])
+        f.state.submit_from(of, None, &spec.into(), &[new]).map(|submitted| submitted.jobs[0])
     };
     let there = |of| f.state.items(of, ItemKind::Adapter).unwrap().into_iter().map(|item| item.digest).collect::<Vec<_>>();
     submit(a, b"one", false).unwrap_err();
@@ -153,4 +157,58 @@ fn an_adapter_stays_as_long_as_a_job_that_starts_from_it() {
     f.state.gc().unwrap();
     let usage = f.state.usage(a).unwrap().stored_bytes;
     assert_eq!(usage, ("component".len() + "rows".len()) as u64);
+}
+
+/// What a sweep has in common is there once, whatever it has members; a page of them, or of jobs, is no larger than an answer may be.
+#[test]
+fn large_parameters_are_kept_once_counted_and_shown_a_few_at_a_time() {
+    let f = fixture();
+    let a = f.tenant("a");
+    let before = f.state.usage(a).unwrap().stored_bytes;
+    let large = 1 << 20;
+    let member = |n: u64| {
+        let mut spec = f.spec(a);
+        spec.parameters.insert("text".into(), "x".repeat(large).into());
+        spec.parameters.insert("lr".into(), n.into());
+        spec.parameters.sort_keys();
+        nodus_state::JobSpec { name: format!("lr={n}"), varied: [("lr".to_owned(), n.into())].into_iter().collect(), ..spec }
+    };
+    let specs: Vec<_> = (0..20).map(member).collect();
+    let submitted = f.state.submit(a, None, &sweep(&specs)).unwrap();
+    let grown = usize::try_from(f.state.usage(a).unwrap().stored_bytes - before).unwrap();
+    assert!((large..large + 20_000).contains(&grown), "{grown}");
+    let (mut after, mut shown) = (None, Vec::new());
+    loop {
+        let page = f.state.members(a, submitted.cohort, after, 100).unwrap();
+        assert!((1..=4).contains(&page.jobs.len()), "{}", page.jobs.len());
+        after = page.jobs.last().map(|job| job.member);
+        shown.extend(page.jobs.into_iter().map(|job| job.spec));
+        if !page.is_more {
+            break;
+        }
+    }
+    assert_eq!(shown, specs);
+    assert_eq!(f.state.work(submitted.jobs[7]).unwrap().spec, specs[7]);
+    let (mut before, mut listed) = (None, Vec::new());
+    loop {
+        let page = f.state.jobs(a, &Filter { before, ..Filter::default() }, 100).unwrap();
+        before = page.jobs.last().map(|job| job.id);
+        listed.splice(0..0, page.jobs.iter().rev().map(|job| job.id));
+        if !page.is_more {
+            break;
+        }
+    }
+    assert_eq!(listed, submitted.jobs);
+    f.state.set_quota(a, &Quota { stored_bytes: Some(2 << 20), ..Quota::DEFAULT }).unwrap();
+    let error = f.state.submit(a, None, &sweep(&specs[..1])).unwrap_err();
+    assert!(matches!(error, StateError::Quota { quota: "stored-bytes", .. }), "{error}");
+    f.state.set_quota(a, &Quota::DEFAULT).unwrap();
+    let own: Vec<_> = (0..5).map(|n| nodus_state::JobSpec { name: format!("{n}{}", "x".repeat(large)), ..f.spec(a) }).collect();
+    let error = f.state.submit(a, None, &sweep(&own)).unwrap_err();
+    assert!(matches!(error, StateError::Sweep { .. }) && error.is_refusal(), "{error}");
+    for job in submitted.jobs {
+        f.state.cancel(a, job, nodus_state::Stop::Cancel).unwrap();
+        f.state.delete_job(a, job).unwrap();
+    }
+    assert_eq!(f.state.usage(a).unwrap().stored_bytes, ("component".len() + "rows".len()) as u64, "all of it goes with the last member");
 }

@@ -5,9 +5,16 @@ use std::io::Write as _;
 use nodus_protocol::Digest;
 use nodus_state::{
     Access, EventKind, Finish, HeldOut, Item, ItemKind, JobId, JobSpec, Kept, Lane, Named, NewEvent, NewItem, Outcome, Owner, Priority,
-    Quota, State, TenantId,
+    Quota, State, Submission, TenantId,
 };
 use serde_json::json;
+
+/// A sweep whose members are these: of what they have in common, the first one's is taken.
+pub(crate) fn sweep(specs: &[JobSpec]) -> Submission {
+    let mut parts = specs.iter().cloned().map(Submission::from);
+    let first = parts.next().unwrap();
+    Submission { members: first.members.into_iter().chain(parts.flat_map(|part| part.members)).collect(), ..first }
+}
 
 /// Removed when dropped.
 pub(crate) struct Fixture {
@@ -72,7 +79,7 @@ impl Fixture {
     }
 
     pub(crate) fn job(&self, of: TenantId) -> JobId {
-        self.state.submit(of, None, &[self.spec(of)]).unwrap().jobs[0]
+        self.state.submit(of, None, &self.spec(of).into()).unwrap().jobs[0]
     }
 
     /// A job of this tenant's that ended well, with an artifact.
