@@ -17,8 +17,6 @@ pub enum Product {
     Linear,
     /// The same, plus a bias.
     LinearBias,
-    /// rows x inputs -> rows x outputs / 2: the first half of the outputs is gate, the second up, and they go through SwiGLU.
-    LinearSwiglu,
     /// rows x outputs -> rows x inputs; also added to what is there.
     LinearBackward,
     /// rows x inputs -> rows x outputs in float32, rows a multiple of 8 elements apart: the head.
@@ -29,10 +27,9 @@ pub enum Product {
     LogitsBackwardRest,
 }
 
-const NAMES: [(Product, &str); 7] = [
+const NAMES: [(Product, &str); 6] = [
     (Product::Linear, "linear"),
     (Product::LinearBias, "linear-bias"),
-    (Product::LinearSwiglu, "linear-swiglu"),
     (Product::LinearBackward, "linear-backward"),
     (Product::Logits, "logits"),
     (Product::LogitsBackward, "logits-backward"),
@@ -42,7 +39,7 @@ const NAMES: [(Product, &str); 7] = [
 impl Product {
     /// All of them.
     #[must_use]
-    pub fn all() -> [Self; 7] {
+    pub fn all() -> [Self; 6] {
         NAMES.map(|(product, _)| product)
     }
 
@@ -98,11 +95,23 @@ impl Slices {
 pub enum Choice {
     /// cuBLASLt's, as its opaque words (valid for one version of the library).
     CublasLt([u64; 8]),
-    /// This crate's kernel: of fixed tiles, or Hopper's for gate, up and SwiGLU in one.
+    /// This crate's kernel of fixed tiles.
     Own,
-    /// Of gate, up and SwiGLU: the product, then the kernel.
-    Apart,
 }
+
+/// How rows go through gate, up and SwiGLU, where a kernel of this crate's does all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateUp {
+    /// By the product of both and SwiGLU's kernel after it: what is planned.
+    Apart,
+    /// By the one kernel: what the gate raises a shape to, where all bytes are the same.
+    Own,
+}
+
+const GATE_UPS: [(GateUp, &str); 2] = [(GateUp::Apart, "apart"), (GateUp::Own, "own")];
+
+/// A gate's line in a plan begins so.
+pub(super) const GATE_UP: &str = "gate-up";
 
 /// Pinned algorithms, and what they are valid for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,6 +122,8 @@ pub struct Plan {
     /// For a product with at most so many rows, and more than the bucket below has: another algorithm of cuBLASLt's whose bytes are those of
     /// the choice above.
     buckets: BTreeMap<(Key, usize), [u64; 8]>,
+    /// By outputs (of gate and up together) and inputs.
+    gate_ups: BTreeMap<(usize, usize), GateUp>,
 }
 
 /// A text is no plan.
@@ -127,7 +138,7 @@ impl Plan {
     /// A plan without choices.
     #[must_use]
     pub fn new(header: Vec<(String, String)>) -> Self {
-        Self { header, choices: BTreeMap::new(), buckets: BTreeMap::new() }
+        Self { header, choices: BTreeMap::new(), buckets: BTreeMap::new(), gate_ups: BTreeMap::new() }
     }
 
     /// What is pinned for a product.
@@ -159,15 +170,36 @@ impl Plan {
         self.choices.iter().map(|(key, choice)| (*key, *choice))
     }
 
+    /// How gate, up and SwiGLU are done with weights of this shape (outputs of both together, and inputs); none where no one kernel is for it.
+    #[must_use]
+    pub fn gate_up(&self, shape: (usize, usize)) -> Option<GateUp> {
+        self.gate_ups.get(&shape).copied()
+    }
+
+    /// Plans gate, up and SwiGLU of this shape.
+    pub fn set_gate_up(&mut self, shape: (usize, usize), choice: GateUp) {
+        self.gate_ups.insert(shape, choice);
+    }
+
+    /// Every shape of gate and up, in order.
+    pub fn gate_ups(&self) -> impl Iterator<Item = ((usize, usize), GateUp)> + '_ {
+        self.gate_ups.iter().map(|(shape, choice)| (*shape, *choice))
+    }
+
     /// The plan for weights of these sizes (outputs and inputs) alone.
     #[must_use]
     pub fn of(&self, matrices: &[(usize, usize)]) -> Self {
         let choices = self.choices().filter(|(key, _)| matrices.contains(&(key.outputs, key.inputs))).collect();
         let buckets = self.buckets.iter().filter(|((key, _), _)| matrices.contains(&(key.outputs, key.inputs)));
-        Self { header: self.header.clone(), choices, buckets: buckets.map(|(place, words)| (*place, *words)).collect() }
+        Self {
+            header: self.header.clone(),
+            choices,
+            buckets: buckets.map(|(place, words)| (*place, *words)).collect(),
+            gate_ups: self.gate_ups().filter(|(shape, _)| matrices.contains(shape)).collect(),
+        }
     }
 
-    /// Takes over what another plan has of products that this one does not.
+    /// Takes over what another plan has of products that this one does not. What the gate raised is for the gate to raise.
     pub(super) fn adopt(&mut self, other: &Self) {
         let is_new = |key: &Key| !self.choices.contains_key(key);
         let buckets: Vec<_> = other.buckets.iter().filter(|((key, _), _)| is_new(key)).map(|(place, words)| (*place, *words)).collect();
@@ -182,6 +214,9 @@ impl Plan {
         hex(&Sha256::digest(self.to_string()))
     }
 }
+
+/// The first line of a plan's text.
+const TITLE: &str = "nodus-cuda-plan 2";
 
 /// An algorithm's words.
 fn text(words: &[u64; 8]) -> String {
@@ -202,20 +237,23 @@ fn bucket(rows: usize) -> usize {
 
 impl std::fmt::Display for Plan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "nodus-cuda-plan 1")?;
+        writeln!(f, "{TITLE}")?;
         for (name, value) in &self.header {
             writeln!(f, "{name}: {value}")?;
         }
         for (key, choice) in &self.choices {
             let choice = match choice {
                 Choice::Own => "own".to_owned(),
-                Choice::Apart => "apart".to_owned(),
                 Choice::CublasLt(words) => text(words),
             };
             writeln!(f, "{} {} {} {choice}", key.product.name(), key.outputs, key.inputs)?;
         }
         for ((key, bucket), words) in &self.buckets {
             writeln!(f, "{} {} {} to {bucket} {}", key.product.name(), key.outputs, key.inputs, text(words))?;
+        }
+        for ((outputs, inputs), choice) in &self.gate_ups {
+            let choice = GATE_UPS.iter().find(|(known, _)| known == choice).map_or("", |(_, name)| name);
+            writeln!(f, "{GATE_UP} {outputs} {inputs} {choice}")?;
         }
         Ok(())
     }
@@ -232,54 +270,64 @@ impl FromStr for Plan {
         for (index, line) in text.lines().enumerate() {
             let fault = |what| PlanError { line: index + 1, what };
             if index == 0 {
-                if line != "nodus-cuda-plan 1" {
+                if line != TITLE {
                     return Err(fault("not the first line of a plan that this version knows"));
                 }
             } else if let Some((name, value)) = line.split_once(": ") {
                 plan.header.push((name.to_owned(), value.to_owned()));
             } else {
-                let mut words = line.split(' ');
-                let mut word = || words.next().ok_or_else(|| fault("too few words"));
-                let name = word()?;
-                let product = NAMES.iter().find(|(_, known)| *known == name).ok_or_else(|| fault("an unknown product"))?.0;
-                let size = |word: &str| word.parse().map_err(|_| fault("a size is a number"));
-                let key = Key { product, outputs: size(word()?)?, inputs: size(word()?)? };
-                let (mut kind, mut bucket) = (word()?, None);
-                if kind == "to" {
-                    bucket = Some(size(word()?)?);
-                    kind = word()?;
-                }
-                let choice = match kind {
-                    "own" => Choice::Own,
-                    "apart" if product == Product::LinearSwiglu => Choice::Apart,
-                    "cublaslt" => {
-                        let mut algorithm = [0; 8];
-                        for part in &mut algorithm {
-                            *part = u64::from_str_radix(word()?, 16).map_err(|_| fault("an algorithm is eight hexadecimal words"))?;
-                        }
-                        Choice::CublasLt(algorithm)
-                    }
-                    _ => return Err(fault("an unknown kind of algorithm")),
-                };
-                if words.next().is_some() {
-                    return Err(fault("too many words"));
-                }
-                match (bucket, choice) {
-                    (None, choice) => plan.set(key, choice),
-                    (Some(bucket), Choice::CublasLt(words)) if BUCKETS.contains(&bucket) && plan.get(key).is_some() => {
-                        plan.set_bucket(key, bucket, words);
-                    }
-                    (Some(_), _) => return Err(fault("a bucket of rows that this version does not know, or of no product before it")),
-                }
+                plan.take(line).map_err(fault)?;
             }
         }
         Ok(plan)
     }
 }
 
+impl Plan {
+    /// One line of a text after its header.
+    fn take(&mut self, line: &str) -> Result<(), &'static str> {
+        let mut words = line.split(' ');
+        let mut word = || words.next().ok_or("too few words");
+        let size = |word: &str| word.parse::<usize>().map_err(|_| "a size is a number");
+        let (name, outputs, inputs) = (word()?, size(word()?)?, size(word()?)?);
+        if name == GATE_UP {
+            let kind = word()?;
+            let choice = GATE_UPS.iter().find(|(_, known)| *known == kind).ok_or("gate and up are apart or own")?.0;
+            self.set_gate_up((outputs, inputs), choice);
+        } else {
+            let product = NAMES.iter().find(|(_, known)| *known == name).ok_or("an unknown product")?.0;
+            let (mut kind, mut bucket) = (word()?, None);
+            if kind == "to" {
+                bucket = Some(size(word()?)?);
+                kind = word()?;
+            }
+            let choice = match kind {
+                "own" => Choice::Own,
+                "cublaslt" => {
+                    let mut algorithm = [0; 8];
+                    for part in &mut algorithm {
+                        *part = u64::from_str_radix(word()?, 16).map_err(|_| "an algorithm is eight hexadecimal words")?;
+                    }
+                    Choice::CublasLt(algorithm)
+                }
+                _ => return Err("an unknown kind of algorithm"),
+            };
+            let key = Key { product, outputs, inputs };
+            match (bucket, choice) {
+                (None, choice) => self.set(key, choice),
+                (Some(bucket), Choice::CublasLt(words)) if BUCKETS.contains(&bucket) && self.get(key).is_some() => {
+                    self.set_bucket(key, bucket, words);
+                }
+                (Some(_), _) => return Err("a bucket of rows that this version does not know, or of no product before it"),
+            }
+        }
+        if words.next().is_some() { Err("too many words") } else { Ok(()) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Choice, Key, Plan, Product, Slices};
+    use super::{Choice, GateUp, Key, Plan, Product, Slices};
 
     #[test]
     fn slices_cover_the_vocabulary() {
@@ -299,7 +347,8 @@ mod tests {
         let mut plan = Plan::new(vec![("gpu".to_owned(), "NVIDIA: H200".to_owned())]);
         plan.set(Key { product: Product::Logits, outputs: 7, inputs: 5 }, Choice::CublasLt([1, 2, 3, 4, 5, 6, 7, u64::MAX]));
         plan.set(Key { product: Product::Linear, outputs: 7, inputs: 5 }, Choice::Own);
-        plan.set(Key { product: Product::LinearSwiglu, outputs: 32, inputs: 8 }, Choice::Apart);
+        plan.set_gate_up((32, 8), GateUp::Apart);
+        plan.set_gate_up((48, 8), GateUp::Own);
         plan.set_bucket(Key { product: Product::Logits, outputs: 7, inputs: 5 }, 256, [8; 8]);
         plan.set_bucket(Key { product: Product::Logits, outputs: 7, inputs: 5 }, usize::MAX, [9; 8]);
         let text = plan.to_string();
@@ -311,6 +360,10 @@ mod tests {
         let digest = plan.digest();
         plan.set(Key { product: Product::Linear, outputs: 7, inputs: 5 }, Choice::CublasLt([0; 8]));
         assert_ne!(plan.digest(), digest);
+        let (digest, of) = (plan.digest(), plan.of(&[(32, 8)]));
+        assert_eq!(of.gate_ups().collect::<Vec<_>>(), [((32, 8), GateUp::Apart)]);
+        plan.set_gate_up((32, 8), GateUp::Own);
+        assert_ne!(plan.digest(), digest, "what a receipt says changes with what runs");
     }
 
     #[test]
@@ -318,14 +371,17 @@ mod tests {
         let refused = |text: &str| text.parse::<Plan>().unwrap_err().to_string();
         assert!(refused("").contains("nothing"));
         assert!(refused("something").starts_with("line 1 "));
-        assert!(refused("nodus-cuda-plan 1\nlinear 3 x own").contains("line 2 of the plan: a size"));
-        assert!(refused("nodus-cuda-plan 1\nlinear 3 4 cublaslt 1 2").contains("too few words"));
-        assert!(refused("nodus-cuda-plan 1\nlinear 3 4 apart").contains("unknown kind"));
-        assert!(refused("nodus-cuda-plan 1\nlinear 3 4 own own").contains("too many"));
+        assert!(refused("nodus-cuda-plan 2\nlinear 3 x own").contains("line 2 of the plan: a size"));
+        assert!(refused("nodus-cuda-plan 2\nlinear 3 4 cublaslt 1 2").contains("too few words"));
+        assert!(refused("nodus-cuda-plan 1\n").contains("line 1 of the plan: not the first line"));
+        assert!(refused("nodus-cuda-plan 2\nlinear 3 4 apart").contains("unknown kind"));
+        assert!(refused("nodus-cuda-plan 2\ngate-up 32 8 cublaslt").contains("apart or own"));
+        assert!(refused("nodus-cuda-plan 2\ngate-up 32 8 own own").contains("too many"));
+        assert!(refused("nodus-cuda-plan 2\nlinear 3 4 own own").contains("too many"));
         assert!(
-            refused("nodus-cuda-plan 1\nlinear 3 4 own\nlinear 3 4 to 77 cublaslt 1 2 3 4 5 6 7 8")
+            refused("nodus-cuda-plan 2\nlinear 3 4 own\nlinear 3 4 to 77 cublaslt 1 2 3 4 5 6 7 8")
                 .contains("line 3 of the plan: a bucket")
         );
-        assert!(refused("nodus-cuda-plan 1\nlinaer 3 4 own").contains("unknown product"));
+        assert!(refused("nodus-cuda-plan 2\nlinaer 3 4 own").contains("unknown product"));
     }
 }
