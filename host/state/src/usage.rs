@@ -48,7 +48,9 @@ impl State {
     /// The disk's.
     pub fn jobs_by_state(&self) -> Result<Vec<(JobState, u64)>> {
         self.database.read(|view| {
-            let mut statement = view.prepare_cached("SELECT count(*) FROM jobs WHERE state = ?")?;
+            let mut statement = view.prepare_cached(
+                "SELECT count(*) - (SELECT count(*) FROM jobs WHERE leaving = 1 AND state = ?1) FROM jobs WHERE state = ?1",
+            )?;
             let count = |state: &JobState| Ok((*state, statement.query_row([state], |row| row.get(0))?));
             JobState::ALL.iter().map(count).collect()
         })
