@@ -2,12 +2,15 @@
 //!
 //! Made at the first start, in the data folder. Never signs what it does not also enter.
 
+use std::io::ErrorKind;
+use std::sync::{Mutex, PoisonError};
+
 use anyhow::Context as _;
 use cap_std::fs::Dir;
 use nodus_protocol::Digest;
 use nodus_receipts::key::{KeyError, PRIVATE_KEY_FILE, PUBLIC_KEY_FILE};
-use nodus_receipts::ledger::{BytesEvent, Event, Filter, Kind, LEDGER_FILE};
-use nodus_receipts::{HostKey, KnownKeys, Ledger, PublicKey, Reader, SealedReceipt};
+use nodus_receipts::ledger::{BytesEvent, Entry, Event, LEDGER_FILE, LedgerError};
+use nodus_receipts::{Follower, HostKey, KnownKeys, Ledger, PublicKey, Reader, SealedReceipt};
 
 use crate::error::user;
 use crate::machine::unix_ms;
@@ -110,9 +113,8 @@ impl Books {
     }
 
     /// Whether a job's failure is there, by this code where one is named.
-    fn has_failed(&self, job: &str, code: Option<&str>) -> anyhow::Result<bool> {
-        let filter = Filter { job: Some(job.to_owned()), kind: Some(Kind::JobFailed), ..Filter::default() };
-        for entry in self.0.reader()?.select(filter)? {
+    fn has_failed(&mut self, job: &str, code: Option<&str>) -> anyhow::Result<bool> {
+        for entry in self.0.entries_of(job)? {
             let entry = entry.context("reading the host's ledger")?;
             if matches!(&entry.event, Event::JobFailed { code: found, .. } if code.is_none_or(|code| code == found)) {
                 return Ok(true);
@@ -159,6 +161,27 @@ impl Books {
 /// The ledger of a folder, for reading.
 pub(crate) fn reader(dir: Dir) -> Option<Reader> {
     dir.exists(LEDGER_FILE).then(|| Reader::new(dir))
+}
+
+/// The same ledger, for who reads of single jobs again and again.
+pub(crate) fn follower(dir: Dir) -> Follower {
+    Follower::new(dir)
+}
+
+/// A job's entries from the so-manieth on, as many as are wanted, and whether there are more; none where there is no ledger.
+///
+/// # Errors
+/// Ours: the ledger is corrupt, or cannot be read.
+pub(crate) fn entries_of(ledger: &Mutex<Follower>, job: &str, from: u64, count_max: usize) -> anyhow::Result<(Vec<Entry>, bool)> {
+    const READING: &str = "reading the host's ledger";
+    // What was read before a panic was read.
+    let found = ledger.lock().unwrap_or_else(PoisonError::into_inner).entries(job, from);
+    let mut found = match found {
+        Err(LedgerError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok((Vec::new(), false)),
+        found => found.context(READING)?,
+    };
+    let entries = found.by_ref().take(count_max).collect::<Result<_, _>>().context(READING)?;
+    Ok((entries, found.next().transpose().context(READING)?.is_some()))
 }
 
 /// This host's own public key; none where it has none yet.

@@ -6,36 +6,9 @@
 //! whether it assigns (=) or accumulates (+=).
 
 use crate::{
-    AdamWItem, AttentionShape, DType, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers, SharedWeights, Source, SwigluGrads,
+    AdamWItem, AttentionShape, DType, DeviceError, HostTensor, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Numbers, SharedWeights,
+    Source, SwigluGrads, Use,
 };
-
-/// A device failed or refused.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum DeviceError {
-    /// There is not enough memory.
-    #[error("device memory: {needed_bytes} bytes asked for, {free_bytes} free")]
-    OutOfMemory {
-        /// Asked for.
-        needed_bytes: u64,
-        /// Free.
-        free_bytes: u64,
-    },
-    /// The device cannot do what is asked.
-    #[error("{0}")]
-    Unsupported(String),
-    /// The device failed; nothing on it can be trusted.
-    #[error("the device failed: {0}")]
-    Failed(String),
-}
-
-/// What a buffer is for; the device chooses the element type by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
-    /// Activations and their gradients, in the device's activation type.
-    Activation,
-    /// Adapter weights, gradients, moments, losses, norms, tables: float32.
-    State,
-}
 
 /// A device: memory and the operations of a decoder with LoRA. Buffers are row-major; a buffer "of width w" over a layout holds
 /// `layout.rows() * w` elements. Panics only where a caller breaks a stated shape.

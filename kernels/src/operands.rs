@@ -1,8 +1,17 @@
-//! What operations are told beside buffers: sizes, adapters, optimiser steps.
+//! What operations are told beside buffers: what a buffer is for, sizes, adapters, optimiser steps.
 //!
 //! Never holds a buffer of its own.
 
 use crate::Layout;
+
+/// What a buffer is for; the device chooses the element type by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Activations and their gradients, in the device's activation type.
+    Activation,
+    /// Adapter weights, gradients, moments, losses, norms, tables: float32.
+    State,
+}
 
 /// Sizes of an attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,6 +29,8 @@ fn a_job_of_a_service_is_checked_and_run_again_elsewhere() {
     let (own, auditor) = (Host::with_llama(), Host::with_llama());
     let (a, b) = (own.tenant("a", &[]), own.tenant("b", &[]));
     let eval = format!("eval={}", guest("eval").display());
+    let blobs = || std::fs::read_dir(own.path("data/blobs")).map_or(0, Iterator::count);
+    let before = blobs();
     let server = Server::start(&own, &["--device", "cpu", "--component", &eval]);
     let (path, data) = (guest("sft"), own.path("tokens.jsonl"));
     let inputs = ["--model", "llama", "--data", data.to_str().unwrap(), "--held-out-count", "6", "--set", "steps=20"];
@@ -62,6 +64,9 @@ fn a_job_of_a_service_is_checked_and_run_again_elsewhere() {
     let eval = guest("eval");
     let with = [&replay[..], &["--component", eval.to_str().unwrap()]].concat();
     assert!(ok(&audit(&auditor, &server, &b, &theirs, &with)).contains("bit-identical"));
+    // The service has it, and keeps it as long as the job is there, once.
+    assert!(ok(&audit(&own, &server, &b, &theirs, &replay)).contains("bit-identical"));
+    assert_eq!(blobs(), before, "a second copy of what the service keeps");
 
     // Another key than the operator's own, and a job without a receipt.
     auditor.ok(["model", "list"]);

@@ -32,11 +32,12 @@ tests() {
     "$@" --test-threads=1 --nocapture || failed=1
     echo "    $1: $(($(date +%s) - start)) s"
 }
-chmod +x kernels kernels-broken engine engine-broken
+chmod +x kernels kernels-broken kernels-gate-up engine engine-broken
 if [ "$only" = all ] || [ "$only" = kernels ]; then tests ./kernels --skip compile; fi
 if [ "$only" = all ] || [ "$only" = engine ]; then tests ./engine cuda::; fi
 if [ "$only" = all ] || [ "$only" = broken ]; then
     tests ./kernels-broken broken_kernel
+    tests ./kernels-gate-up broken_gate_up
     tests ./engine-broken cuda::
 fi
 exit $failed

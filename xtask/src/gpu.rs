@@ -14,9 +14,10 @@ use crate::steps::{cargo, output, root, run, step, target};
 /// What is carried besides the executables: how they are run.
 const SCRIPT: &str = include_str!("gpu-test.sh");
 /// An executable's name there, the package it is of, its features and its test target.
-const EXECUTABLES: [(&str, &str, &str, &str); 4] = [
+const EXECUTABLES: [(&str, &str, &str, &str); 5] = [
     ("kernels", "nodus-kernels", "", "cuda"),
     ("kernels-broken", "nodus-kernels", "broken-kernel", "cuda"),
+    ("kernels-gate-up", "nodus-kernels", "broken-gate-up", "cuda"),
     ("engine", "nodus-engine", "", "engine"),
     ("engine-broken", "nodus-engine", "broken-kernel", "engine"),
 ];

@@ -91,4 +91,7 @@ pub struct JobLedger {
     /// In their order: the job's receipt, what became of its adapters' bytes, that it ended without a receipt.
     #[schema(value_type = Vec<Object>)]
     pub entries: Vec<serde_json::Value>,
+    /// `from` of the next page; none where this is the last.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub next: Option<u64>,
 }

@@ -102,7 +102,6 @@ pub struct SweepAxis {
     /// Which parameter.
     pub key: String,
     /// All different.
-    #[schema(value_type = Vec<Object>)]
     pub values: Vec<Value>,
 }
 

@@ -22,5 +22,5 @@ pub mod verify;
 
 pub use envelope::Envelope;
 pub use key::{HostKey, KeyId, KnownKeys, PublicKey};
-pub use ledger::{Ledger, Reader, SealedReceipt};
+pub use ledger::{Follower, Ledger, Reader, SealedReceipt};
 pub use verify::{Report, verify};

@@ -36,7 +36,12 @@ pub(crate) fn audit(surroundings: &Surroundings, args: &AuditJobArgs, out: &mut 
 
 async fn fetch(remote: &Remote, paths: Paths, args: &AuditJobArgs, out: &mut dyn Write) -> anyhow::Result<KnownKeys> {
     let place = format!("/v1/jobs/{}", segment(&args.id));
-    let ledger: JobLedger = remote.get(&format!("{place}/ledger")).await?;
+    let mut ledger: JobLedger = remote.get(&format!("{place}/ledger")).await?;
+    while let Some(from) = ledger.next {
+        let page: JobLedger = remote.get(&format!("{place}/ledger?from={from}")).await?;
+        ledger.entries.extend(page.entries);
+        ledger.next = page.next;
+    }
     let (landing, as_json) = (Landing::open(paths, &args.out)?, args.remote.json);
     let dir = landing.dir().try_clone().context("opening the folder for what is fetched")?;
     archive(remote, &format!("{place}/artifacts.tar"), &dir).await?;

@@ -159,7 +159,7 @@ fn conclude_over(settler: &Settler, attempted: &Attempted, account: &Account, de
     }
     let verdict = settler.persist(|| {
         let mut books = shared.books();
-        match decide(&mut Office { store: &shared.store, books: &mut books, lane }, account, post, Ok(fared)) {
+        match decide(&mut Office { components: None, books: &mut books, lane }, account, post, Ok(fared)) {
             Verdict { status: Status::Broken(error), .. } if is_disk(&error) => Err(error),
             verdict => Ok(verdict),
         }

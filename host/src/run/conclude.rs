@@ -69,7 +69,8 @@ pub(crate) struct Verdict {
 
 /// What a run signs and enters with.
 pub(crate) struct Office<'a> {
-    pub(crate) store: &'a Store,
+    /// Where components are kept that receipts name; nowhere where the service's state has them, as long as it has their jobs.
+    pub(crate) components: Option<&'a Store>,
     pub(crate) books: &'a mut Books,
     /// As the receipt writes it.
     pub(crate) lane: &'static str,

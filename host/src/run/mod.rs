@@ -100,7 +100,7 @@ pub fn run(store: &Store, surroundings: &Surroundings, args: &RunArgs, out: &mut
     let (fared, sharing) = crew.run(&posts, args.lane, at_once, rig);
     let wall_seconds = began.elapsed().as_secs_f64();
 
-    let mut office = Office { store, books: &mut books, lane: args.lane.name() };
+    let mut office = Office { components: Some(store), books: &mut books, lane: args.lane.name() };
     let ends = posts.iter().zip(&fared).enumerate();
     let verdicts: Vec<Verdict> = ends.map(|(number, (post, fared))| conclude(&mut office, &keep.account(number), post, fared)).collect();
     let left = leave(&output, args, (&posts, &fared, &verdicts), (at_once, wall_seconds, sharing), out);

@@ -2,11 +2,11 @@
 //!
 //! Never at the expense of a request: on a thread of its own, and rarely.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::service::App;
 
-/// How often it is looked whether a token was revoked or a tenant disabled: an operator does that in another process.
+/// How often it is looked whether a token was revoked or a tenant disabled, which an operator does in another process, and whether a job was deleted.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// How often blobs that nothing refers to are removed.
@@ -26,6 +26,23 @@ pub(super) async fn keep(app: App) {
             Ok(_) => {}
             Err(failure) => tracing::warn!(?failure, "uploads that nobody went on with could not be forgotten"),
         }
+    }
+}
+
+/// Deletes what is left of jobs that their owners deleted, until the process ends; also of those of before it was started. The database is left to
+/// others for as long as it was held.
+pub(super) async fn clear(app: App) {
+    loop {
+        let began = Instant::now();
+        let pause = match app.blocking(|service| Ok(service.state.delete_piece()?)).await {
+            Ok(true) => began.elapsed(),
+            Ok(false) => LOOK,
+            Err(failure) => {
+                tracing::warn!(?failure, "what is left of deleted jobs could not be removed");
+                COLLECT
+            }
+        };
+        tokio::time::sleep(pause).await;
     }
 }
 

@@ -48,7 +48,7 @@ use crate::text::bytes;
 pub(crate) use gauges::recorder;
 
 /// The service's folder within the data folder.
-const FOLDER: &str = "service";
+const FOLDER: &str = crate::store::SERVICE;
 /// Serves until the process is asked to end.
 ///
 /// # Errors
@@ -69,6 +69,7 @@ pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("starting the runtime")?;
     runtime.spawn(housekeeping::keep(app.clone()));
     runtime.spawn(housekeeping::watch_bars(app.clone()));
+    runtime.spawn(housekeeping::clear(app.clone()));
     let floor_threads = floor::threads()?;
     let floor = {
         let _on = floor_threads.enter();

@@ -2,10 +2,11 @@
 //!
 //! Holds no request's data.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use anyhow::Context as _;
 use metrics_exporter_prometheus::PrometheusHandle;
+use nodus_receipts::Follower;
 use nodus_sandbox::{Limits, Sandbox, SandboxOptions};
 use nodus_state::{Bars, Change, Kinds, Lane, State, What};
 use tokio::sync::{Semaphore, watch};
@@ -16,6 +17,7 @@ use super::rates::Rates;
 use super::slots::Slots;
 use super::streams::Streams;
 use super::submit::Planner;
+use crate::books;
 use crate::cli::SandboxArgs;
 use crate::guest::{Terms, Workshop};
 use crate::process::rank::Rank;
@@ -31,9 +33,8 @@ const BODIES_OF_ONE_MAX: usize = 4;
 /// Downloads at the same time, of all tenants (more wait) and of one: each has a thread, of which there are some hundreds.
 const DOWNLOADS_MAX: usize = 128;
 const DOWNLOADS_OF_ONE_MAX: usize = 16;
-/// Readings of the ledger at the same time, of all tenants and of one: each reads all of it.
+/// Readings of the ledger at the same time: each has a thread, which may wait for what was added to it to be read.
 const LEDGERS_MAX: usize = 2;
-const LEDGERS_OF_ONE_MAX: usize = 1;
 /// Submissions that are looked at at the same time: each has a thread, which may wait for another's data to be read.
 const SUBMISSIONS_MAX: usize = 32;
 /// Components that are compiled at the same time, and data sets that are read through: each takes a processor.
@@ -72,8 +73,9 @@ pub(crate) struct Service {
     pub(super) body_slots: Arc<Slots>,
     pub(super) downloads: Arc<Semaphore>,
     pub(super) download_slots: Arc<Slots>,
-    pub(super) ledgers: Arc<Semaphore>,
-    pub(super) ledger_slots: Arc<Slots>,
+    pub(super) ledgers: Semaphore,
+    /// As far as it was read.
+    pub(super) ledger: Mutex<Follower>,
     pub(super) submissions: Semaphore,
     pub(super) compiling: Arc<Checks>,
     pub(super) reading: Arc<Checks>,
@@ -109,7 +111,7 @@ impl App {
         let upload = Limits::DEFAULT;
         let workshop = Workshop::open(&store, &Sandbox::new(SandboxOptions { upload })?, Terms::from(sandbox))?;
         let workshop = workshop.standing(Rank::behind());
-        let bars = watch::Sender::new(state.bars()?);
+        let (bars, ledger) = (watch::Sender::new(state.bars()?), books::follower(store.dir()?));
         let streams = Arc::new(Streams::default());
         let told = streams.clone();
         state.listen(move |change: &Change| {
@@ -130,8 +132,8 @@ impl App {
             body_slots: Slots::new(BODIES_OF_ONE_MAX),
             downloads: Arc::new(Semaphore::new(DOWNLOADS_MAX)),
             download_slots: Slots::new(DOWNLOADS_OF_ONE_MAX),
-            ledgers: Arc::new(Semaphore::new(LEDGERS_MAX)),
-            ledger_slots: Slots::new(LEDGERS_OF_ONE_MAX),
+            ledgers: Semaphore::new(LEDGERS_MAX),
+            ledger: Mutex::new(ledger),
             submissions: Semaphore::new(SUBMISSIONS_MAX),
             compiling: Checks::new(COMPILING_MAX),
             reading: Checks::new(READING_MAX),

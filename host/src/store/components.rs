@@ -1,4 +1,5 @@
-//! Components that receipts name, in the data folder, so that a run can be repeated; and folders to repeat it in.
+//! Components that receipts name, in the data folder, so that a run can be repeated; and folders to repeat it in. Those of a service's jobs are its
+//! state's, once, and go with their jobs.
 //!
 //! Knows no format: a component is bytes under their digest.
 
@@ -7,10 +8,11 @@ use std::io;
 use anyhow::Context as _;
 use cap_std::fs::Dir;
 use nodus_protocol::Digest;
+use nodus_state::blob_path;
 
 use super::datasets::blob;
 use super::scratch::Scratch;
-use super::{Store, write_synced};
+use super::{SERVICE, Store, write_synced};
 
 const CONTENT: &str = "content";
 
@@ -32,7 +34,7 @@ impl Store {
     /// # Errors
     /// Ours: the disk refuses.
     pub fn keep_component(&self, digest: Digest, bytes: &[u8]) -> anyhow::Result<()> {
-        if matches!(self.component(digest), Ok(Some(_))) {
+        if matches!(self.component_at(&blob(digest), digest), Ok(Some(_))) {
             return Ok(());
         }
         let scratch = self.scratch()?;
@@ -41,12 +43,17 @@ impl Store {
         scratch.publish_file(CONTENT, &blob(digest))
     }
 
-    /// A component's bytes, if they are there.
+    /// A component's bytes, if they are there: kept by the command line, or by a service of this folder as long as it has a job of it.
     ///
     /// # Errors
     /// Ours: the data folder is damaged.
     pub fn component(&self, digest: Digest) -> anyhow::Result<Option<Vec<u8>>> {
-        let bytes = match self.dir.read(blob(digest)) {
+        let own = self.component_at(&blob(digest), digest)?;
+        if own.is_some() { Ok(own) } else { self.component_at(&format!("{SERVICE}/{}", blob_path(digest)), digest) }
+    }
+
+    fn component_at(&self, path: &str, digest: Digest) -> anyhow::Result<Option<Vec<u8>>> {
+        let bytes = match self.dir.read(path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error).context("reading a component of the data folder"),
@@ -81,6 +88,10 @@ mod tests {
             store.keep_component(digest, b"component").unwrap();
         }
         assert_eq!(store.component(digest).unwrap().unwrap(), b"component");
+        let of_service = Digest::of(b"of a service");
+        root.create_dir_all(format!("service/blobs/{}", &of_service.hex()[..2])).unwrap();
+        root.write(format!("service/{}", nodus_state::blob_path(of_service)), "of a service").unwrap();
+        assert_eq!(store.component(of_service).unwrap().unwrap(), b"of a service");
         root.write(format!("blobs/{}", digest.hex()), "altered").unwrap();
         let error = store.component(digest).unwrap_err();
         assert!(error.to_string().contains("damaged"), "{error}");

@@ -7,10 +7,11 @@
 //! write.lock         held while something is put in place or removed
 //! models/NAME/       config.json, *.safetensors, tokenizer.json, ..., nodus.json (the manifest)
 //! data/NAME.json     manifest of a data set
-//! blobs/HEX          content of data sets, and components that receipts name, by SHA-256
+//! blobs/HEX          content of data sets, and components that receipts of the command line name, by SHA-256
 //! adapters/HEX/      PEFT folders, by digest
 //! journals/JOB/      what keeps the jobs of a service through an interruption; see `crate::journal`
 //! kernels/           compiled kernels and what the exactness gate found; may be emptied
+//! service/           a service's state, with the components and data of its jobs; see `nodus_state`
 //! tmp/               what is being made
 //! host_key.pem, host_key.pub.pem, ledger.jsonl: the host's books, which `nodus_receipts` keeps
 //! ```
@@ -44,6 +45,8 @@ const WRITE: &str = "write.lock";
 const TMP: &str = "tmp";
 const MODELS: &str = "models";
 pub(crate) const KERNELS: &str = "kernels";
+/// The service's state, which `nodus_state` keeps.
+pub(crate) const SERVICE: &str = "service";
 const FOLDERS: [&str; 6] = [MODELS, "data", "blobs", "adapters", KERNELS, TMP];
 
 /// The data folder, open.

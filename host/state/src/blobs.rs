@@ -113,7 +113,7 @@ impl Blobs {
         // Pinned from here on, so that nobody waits for the lock while the disk works; dropped by an error, it is not any more.
         *lock(&self.pins).entry(digest).or_default() += 1;
         let kept = Kept { digest, bytes, pins: self.pins.clone(), share: None };
-        let place = path(digest);
+        let place = blob_path(digest);
         let folder = place.rsplit_once('/').map_or(BLOBS, |(folder, _)| folder);
         // Over what is there, which may be damaged: this is known to be right. Who has that open keeps it.
         let put = || -> io::Result<()> {
@@ -128,7 +128,7 @@ impl Blobs {
 
     /// The blob's file.
     pub(crate) fn read(&self, digest: Digest) -> Result<File> {
-        self.dir.open(path(digest)).map_err(|error| match error.kind() {
+        self.dir.open(blob_path(digest)).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => StateError::Damaged(format!("blob {digest} is missing")),
             _ => StateError::file("opening a blob")(error),
         })
@@ -154,7 +154,7 @@ impl Blobs {
 
     /// Hold the pins.
     pub(crate) fn remove(&self, digest: Digest) -> Result<()> {
-        match self.dir.remove_file(path(digest)) {
+        match self.dir.remove_file(blob_path(digest)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StateError::file("removing a blob")(error)),
             _ => Ok(()),
         }
@@ -173,7 +173,9 @@ impl Blobs {
     }
 }
 
-fn path(digest: Digest) -> String {
+/// Where a blob's file is, within the state's folder.
+#[must_use]
+pub fn blob_path(digest: Digest) -> String {
     let hex = digest.hex();
     format!("{BLOBS}/{}/{hex}", hex.get(..2).unwrap_or_default())
 }

@@ -3,13 +3,13 @@
 //! Never holds what a replayed job tells again: its own count says that it was told. Positions count within a cohort, so that a reader of
 //! one tenant's events learns nothing of how much others have.
 
-use rusqlite::{Row, Transaction, params};
+use rusqlite::{OptionalExtension as _, Row, Transaction, params};
 use serde_json::{Value, json};
 
 use crate::change::What;
 use crate::error::{Result, StateError};
 use crate::ids::{CohortId, JobId, TenantId};
-use crate::jobs::{Claim, holder};
+use crate::jobs::{Claim, cohort_number, holder};
 use crate::state::{State, now_ms};
 use crate::told::event_bytes;
 use crate::words::EventKind;
@@ -153,8 +153,12 @@ impl State {
 /// leaves out, and none of that is read.
 fn select(is_jobs: bool, kinds: &[EventKind]) -> String {
     let (column, index) = if is_jobs { ("job", "events_by_kind") } else { ("cohort", "events_of_cohort_by_kind") };
+    // Those of deleted jobs are left out before they are counted: a page that is not full is the last.
+    let left = if is_jobs { "" } else { "AND job NOT IN (SELECT number FROM jobs WHERE leaving = 1)" };
     let some = |from: &str, more: &str| {
-        format!("SELECT position, job, ms, kind, body FROM {from} WHERE {column} = ?1 AND position > ?2 {more} ORDER BY position LIMIT ?3")
+        format!(
+            "SELECT position, job, ms, kind, body FROM {from} WHERE {column} = ?1 AND position > ?2 {more} {left} ORDER BY position LIMIT ?3"
+        )
     };
     // Named twice, it is told once.
     let each = kinds.iter().enumerate().filter(|(at, kind)| kinds.iter().position(|first| first == *kind) == Some(*at));
@@ -170,14 +174,11 @@ fn select(is_jobs: bool, kinds: &[EventKind]) -> String {
 fn numbers(view: &Transaction<'_>, of: TenantId, stream: Stream) -> Result<(i64, Option<i64>)> {
     let found = match stream {
         Stream::Job(id) => view
-            .prepare_cached("SELECT cohort, number FROM jobs WHERE id = ? AND tenant = ?")?
+            .prepare_cached("SELECT cohort, number FROM jobs WHERE id = ? AND tenant = ? AND leaving = 0")?
             .query_row((id, of), |row| Ok((row.get(0)?, row.get(1)?))),
-        Stream::Cohort(id) => view
-            .prepare_cached("SELECT number FROM cohorts WHERE id = ? AND tenant = ?")?
-            .query_row((id, of), |row| Ok((row.get(0)?, None))),
+        Stream::Cohort(id) => return Ok((cohort_number(view, of, id)?, None)),
     };
-    let what = if matches!(stream, Stream::Job(_)) { "job" } else { "cohort" };
-    found.map_err(|error| if error == rusqlite::Error::QueryReturnedNoRows { StateError::NotFound(what) } else { error.into() })
+    found.optional()?.ok_or(StateError::NotFound("job"))
 }
 
 /// What an event of a changed state says.

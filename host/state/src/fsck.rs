@@ -1,6 +1,6 @@
 //! Whether what is on the disk agrees with itself: database, rows, blobs.
 //!
-//! Changes nothing. What nothing refers to is no fault: `gc` removes it.
+//! Changes nothing. What nothing refers to is no fault: `gc` removes it. Nor is what is left of a deleted job: it goes piece by piece.
 
 use std::fmt;
 
@@ -62,10 +62,10 @@ impl fmt::Display for Fault {
 }
 
 /// What must find nothing, and what it means where it does.
-const CONTRADICTIONS: [(&str, &str); 5] = [
+const CONTRADICTIONS: [(&str, &str); 7] = [
     (
         "SELECT hex(id) FROM cohorts WHERE events != ifnull((SELECT max(position) FROM events WHERE cohort = number), 0)
-        AND NOT EXISTS (SELECT 1 FROM jobs WHERE cohort = cohorts.number GROUP BY cohort HAVING count(*) < 1 + max(member))",
+        AND (thinned = 0 OR events < (SELECT max(position) FROM events WHERE cohort = number))",
         "a cohort counts other events than it has",
     ),
     (
@@ -77,9 +77,14 @@ const CONTRADICTIONS: [(&str, &str); 5] = [
         "an event is of another cohort than its job",
     ),
     (
-        "SELECT hex(id) FROM jobs WHERE NOT EXISTS (SELECT 1 FROM inputs WHERE job = number AND role = 'component')",
+        "SELECT hex(id) FROM jobs WHERE leaving = 0 AND NOT EXISTS (SELECT 1 FROM inputs WHERE job = number AND role = 'component')",
         "a job has no component",
     ),
+    (
+        "SELECT hex(id) FROM jobs WHERE leaving = 0 AND NOT EXISTS (SELECT 1 FROM specs WHERE job = number)",
+        "it is not said what a job is made of",
+    ),
+    ("SELECT hex(id) FROM jobs WHERE leaving = 1 AND ended_ms IS NULL", "a job that was deleted has not ended"),
     (
         "SELECT name FROM tenants WHERE device_ms < (SELECT ifnull(sum(device_ms), 0) FROM jobs WHERE tenant = tenants.id)",
         "a tenant was charged less than its jobs",

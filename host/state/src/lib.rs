@@ -34,7 +34,7 @@ mod usage;
 mod words;
 
 pub use access::Access;
-pub use blobs::{Kept, Staged};
+pub use blobs::{Kept, Staged, blob_path};
 pub use change::{Change, Kinds, What};
 pub use error::{Result, StateError};
 pub use events::{Event, NewEvent, Stream};

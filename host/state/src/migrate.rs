@@ -14,6 +14,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0004.sql"),
     include_str!("../migrations/0005.sql"),
     include_str!("../migrations/0006.sql"),
+    include_str!("../migrations/0007.sql"),
     include_str!("../migrations/0008.sql"),
 ];
 /// `application_id` of the file: "nods".

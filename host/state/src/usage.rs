@@ -35,7 +35,7 @@ pub(crate) fn stored_bytes(view: &Transaction<'_>, of: TenantId) -> Result<u64> 
             UNION SELECT artifacts.digest FROM jobs JOIN artifacts ON job = number WHERE tenant = ?1))
         + (SELECT ifnull(sum(octet_length(spec)), 0) FROM jobs JOIN specs ON job = number WHERE tenant = ?1)
         + (SELECT ifnull(sum(octet_length(spec)), 0) FROM cohorts JOIN common_specs ON cohort = number WHERE tenant = ?1)
-        + (SELECT ifnull(sum(told_bytes), 0) FROM jobs WHERE tenant = ?1)";
+        + (SELECT ifnull(sum(told_bytes), 0) FROM jobs WHERE tenant = ?1 AND leaving = 0)";
     Ok(view.prepare_cached(select)?.query_row([of], |row| row.get(0))?)
 }
 
@@ -56,7 +56,9 @@ impl State {
     /// The disk's.
     pub fn jobs_by_state(&self) -> Result<Vec<(JobState, u64)>> {
         self.database.read(|view| {
-            let mut statement = view.prepare_cached("SELECT count(*) FROM jobs WHERE state = ?")?;
+            let mut statement = view.prepare_cached(
+                "SELECT count(*) - (SELECT count(*) FROM jobs WHERE leaving = 1 AND state = ?1) FROM jobs WHERE state = ?1",
+            )?;
             let count = |state: &JobState| Ok((*state, statement.query_row([state], |row| row.get(0))?));
             JobState::ALL.iter().map(count).collect()
         })

@@ -128,7 +128,7 @@ fn matrices(key: Key, rows: usize, activation: sys::cudaDataType) -> [Matrix; 3]
     let weight = Matrix::one(activation, inputs, outputs, inputs);
     let slices = Slices::new(outputs, inputs);
     match product {
-        Product::Linear | Product::LinearBias | Product::LinearSwiglu => {
+        Product::Linear | Product::LinearBias => {
             [weight, Matrix::one(activation, inputs, rows, inputs), Matrix::one(activation, outputs, rows, outputs)]
         }
         Product::Logits => [weight, Matrix::one(activation, inputs, rows, inputs), Matrix::one(wide, outputs, rows, pitch)],
@@ -166,7 +166,7 @@ impl Prepared {
         prepared.weight = weight.describe()?;
         prepared.x = x.describe()?;
         prepared.out = out.describe()?;
-        let transpose = matches!(key.product, Product::Linear | Product::LinearBias | Product::LinearSwiglu | Product::Logits);
+        let transpose = matches!(key.product, Product::Linear | Product::LinearBias | Product::Logits);
         prepared.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, u32::from(transpose))?;
         if biased {
             prepared.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32)?;

@@ -83,7 +83,7 @@ const TRIED: usize = 3;
 fn cost(key: Key, rows: usize, waves: f32, multiprocessors: i32) -> f32 {
     let slices = Slices::new(key.outputs, key.inputs);
     let (inner, columns) = match key.product {
-        Product::Linear | Product::LinearBias | Product::LinearSwiglu | Product::Logits => (key.inputs, key.outputs),
+        Product::Linear | Product::LinearBias | Product::Logits => (key.inputs, key.outputs),
         Product::LinearBackward => (key.outputs, key.inputs),
         Product::LogitsBackward => (slices.width, slices.count * key.inputs),
         Product::LogitsBackwardRest => (slices.rest, key.inputs),
@@ -102,9 +102,7 @@ impl Cancelling {
     /// Of a product whose results are rounded to activations; results in float32 show every order as they are.
     pub(super) fn of(Key { product, outputs, inputs }: Key) -> Option<Self> {
         match product {
-            Product::Linear | Product::LinearBias | Product::LinearSwiglu => {
-                Some(Self { weight: (inputs, inputs / 2, true), x: (inputs, inputs / 2, false) })
-            }
+            Product::Linear | Product::LinearBias => Some(Self { weight: (inputs, inputs / 2, true), x: (inputs, inputs / 2, false) }),
             Product::LinearBackward => {
                 Some(Self { weight: (outputs * inputs, outputs / 2 * inputs, true), x: (outputs, outputs / 2, false) })
             }
@@ -130,7 +128,7 @@ impl Arrays {
     fn new(device: &CudaDevice, key: Key, rows: usize) -> Result<Self, DeviceError> {
         let (bytes, pitch, activation) = (device.precision.bytes(), logits_pitch(key.outputs), device.element(Use::Activation));
         let (x_width, out_width, element) = match key.product {
-            Product::Linear | Product::LinearBias | Product::LinearSwiglu => (key.inputs, key.outputs, activation),
+            Product::Linear | Product::LinearBias => (key.inputs, key.outputs, activation),
             Product::Logits => (key.inputs, pitch, Element::F32),
             Product::LinearBackward => (key.outputs, key.inputs, activation),
             Product::LogitsBackward => (pitch, Slices::new(key.outputs, key.inputs).count * key.inputs, Element::F32),

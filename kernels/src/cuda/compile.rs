@@ -66,6 +66,9 @@ impl Compiler {
         if cfg!(feature = "broken-kernel") {
             options.push("-DNODUS_BROKEN_KERNEL".to_owned());
         }
+        if cfg!(feature = "broken-gate-up") {
+            options.push("-DNODUS_BROKEN_GATE_UP".to_owned());
+        }
         options
     }
 

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::Precision;
 use super::blas::{self, Blas};
@@ -374,21 +374,16 @@ fn header(gpu: &Gpu, precision: Precision) -> Vec<(String, String)> {
 
 /// Elements from one storage to another. Mapped bytes may stand at any address.
 pub(super) fn convert(from: &[u8], dtype: DType, to: &mut [u8], element: Element) {
-    let same = matches!((dtype, element), (DType::F32, Element::F32) | (DType::BF16, Element::Bf16));
-    if same {
-        to.copy_from_slice(from);
-        return;
+    match (dtype, element) {
+        (DType::F32, Element::F32) | (DType::BF16, Element::Bf16) => to.copy_from_slice(from),
+        (DType::F32, Element::Bf16) => each(from, to, |bytes| bf16::from_f32(f32::from_le_bytes(bytes)).to_le_bytes()),
+        (DType::F16, Element::Bf16) => each(from, to, |bytes| bf16::from_f32(f16::from_le_bytes(bytes).to_f32()).to_le_bytes()),
+        (DType::F16, Element::F32) => each(from, to, |bytes| f16::from_le_bytes(bytes).to_f32().to_le_bytes()),
+        (DType::BF16, Element::F32) => each(from, to, |bytes| bf16::from_le_bytes(bytes).to_f32().to_le_bytes()),
     }
-    let values = from.chunks_exact(dtype.bytes()).map(|bytes| match (dtype, bytes) {
-        (DType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
-        (DType::F16, &[a, b]) => half::f16::from_le_bytes([a, b]).to_f32(),
-        (DType::BF16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
-        _ => unreachable!("chunks are as long as an element"),
-    });
-    match element {
-        Element::F32 => to.chunks_exact_mut(4).zip(values).for_each(|(to, value)| to.copy_from_slice(&value.to_le_bytes())),
-        Element::Bf16 => {
-            to.chunks_exact_mut(2).zip(values).for_each(|(to, value)| to.copy_from_slice(&bf16::from_f32(value).to_le_bytes()))
-        }
-    }
+}
+
+/// Elements one by one, a loop for each kind: the compiler makes several of them at once.
+fn each<const FROM: usize, const TO: usize>(from: &[u8], to: &mut [u8], convert: impl Fn([u8; FROM]) -> [u8; TO]) {
+    from.as_chunks().0.iter().zip(to.as_chunks_mut().0).for_each(|(from, to)| *to = convert(*from));
 }

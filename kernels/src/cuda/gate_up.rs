@@ -1,14 +1,13 @@
 //! Gate, up and SwiGLU: Hopper's kernel for all of it, or the product and then SwiGLU's kernel.
 //!
-//! Never a choice that results could show: the gate has seen that both give the same bytes, or a shape has the two kernels for good. Which is taken of so
-//! many rows is a matter of time.
+//! Never a choice that results could show: a shape has the two kernels until the gate has seen that both give the same bytes. Which is taken of so many rows
+//! from then on is a matter of time.
 #![expect(unsafe_code, reason = "launches kernels")]
 
-use super::blas::Operands;
 use super::device::{CudaBuffer, CudaDevice, CudaWeight};
 use super::driver::Address;
-use super::linear::{launch_product, linear_together};
-use super::plan::{Choice, Key, Product};
+use super::linear::linear_together;
+use super::plan::GateUp as Choice;
 use super::record::Access;
 use super::rows;
 use super::tables::runs;
@@ -33,39 +32,35 @@ const INPUTS_MAX: usize = 2048;
 /// Rows from which on it is the shorter: with fewer its tiles leave multiprocessors idle, for which cuBLASLt has others.
 pub(super) const ROWS_MIN: usize = 1024;
 
-/// Whether a weight of this shape may be gate and up, for this card's kernel: each wider than what it reads, as gates are, and not as wide as a head.
-pub(super) fn is_for(device: &CudaDevice, outputs: usize, inputs: usize) -> bool {
+/// Whether a weight of this shape (outputs and inputs) may be gate and up, for this card's kernel: each wider than what it reads, as gates are, and not as
+/// wide as a head.
+fn is_for(device: &CudaDevice, (outputs, inputs): (usize, usize)) -> bool {
     let width = outputs / 2;
     let whole = outputs.is_multiple_of(2) && width.is_multiple_of(ALIGN_COLUMNS) && inputs.is_multiple_of(ALIGN_COLUMNS);
     whole && inputs <= INPUTS_MAX && (inputs + 1..=6 * inputs).contains(&width) && device.kernels.find("gate_up").is_some()
 }
 
-/// out = SwiGLU of the halves of x W, for `rows` rows, as planned.
+/// Plans a weight as gate and up, if it may be those.
+pub(super) fn plan(device: &mut CudaDevice, shape: (usize, usize)) {
+    if device.plan.gate_up(shape).is_none() && is_for(device, shape) {
+        device.plan.set_gate_up(shape, Choice::Apart);
+    }
+}
+
+/// out = SwiGLU of the halves of x W by the one kernel, for `rows` rows, a multiple of 128, and a weight of `shape` (outputs of both halves, and inputs).
 ///
 /// # Safety
-/// As `linear::launch_product`.
+/// x, weight and out begin live memory of these sizes, 256-byte aligned; `access` names the buffers that x and out are parts of, and out overlaps nothing.
 pub(super) unsafe fn launch(
     device: &mut CudaDevice,
-    key: Key,
+    shape: (usize, usize),
     rows: usize,
-    operands: Operands,
+    [x, weight, out]: [Address; 3],
     access: Access<'_>,
 ) -> Result<(), DeviceError> {
-    let Key { outputs, inputs, .. } = key;
-    let width = outputs / 2;
-    if device.plan.get(key) != Some(Choice::Own) {
-        let gate = device.scratch("gate and up", rows * outputs * device.precision.bytes())?;
-        let up = gate + (width * device.precision.bytes()) as u64;
-        let product = Key { product: Product::Linear, ..key };
-        // SAFETY: the caller's, and the scratch is as large as the product's out.
-        unsafe { launch_product(device, product, rows, Operands { out: gate, ..operands }, Access { writes: &[gate], ..access }) }?;
-        let positions = device.table(&vec![0_u32; rows])?;
-        // SAFETY: gate and up were just written; out is the caller's.
-        return unsafe { rows::launch_swiglu(device, [gate, up, operands.out, positions], (rows, width, outputs), access) };
-    }
     let multiprocessors = device.gpu.properties.multiprocessors.unsigned_abs() as usize;
-    let (product, blocks) = TiledProduct::new((operands.x, operands.weight), rows, (outputs, inputs), multiprocessors)?;
-    let arguments = GateUp { product, out: operands.out, width: width as u32, zero: [0; 29] };
+    let (product, blocks) = TiledProduct::new((x, weight), rows, shape, multiprocessors)?;
+    let arguments = GateUp { product, out, width: shape.0 as u32 / 2, zero: [0; 29] };
     let kernel = device.kernels.get("gate_up");
     // SAFETY: `GateUp` is gate_up.cu's struct; x and weight are as large as their maps say, and no row or column past them is written; the rest is the
     // caller's.
@@ -79,6 +74,16 @@ impl CudaDevice {
         self.gate_up_rows = rows;
         self.forget_graphs();
     }
+
+    /// Plans gate, up and SwiGLU of this shape (outputs of both, and inputs) otherwise; for tests and measurements. What the gate found of it no longer counts.
+    #[doc(hidden)]
+    pub fn pin_gate_up(&mut self, shape: (usize, usize), choice: Choice) {
+        self.plan.set_gate_up(shape, choice);
+        self.forget_graphs();
+        if let Some(report) = &mut self.verdict {
+            report.gate_ups.retain(|check| check.shape != shape);
+        }
+    }
 }
 
 pub(super) fn linear_swiglu(
@@ -90,10 +95,10 @@ pub(super) fn linear_swiglu(
     out: &mut CudaBuffer,
 ) -> Result<(), DeviceError> {
     let ((width, inputs), outputs) = (weights[0].shape, together(weights.into_iter()));
-    let key = outputs.map(|outputs| Key { product: Product::LinearSwiglu, outputs, inputs });
+    let shape = outputs.filter(|outputs| *outputs == 2 * width).map(|outputs| (outputs, inputs));
     let rows: usize = runs(layout).iter().map(ExactSizeIterator::len).sum();
-    let is_own = |key: &Key| weights[1].shape.0 == width && device.plan.get(*key) == Some(Choice::Own) && !device.unpinned;
-    let Some(key) = key.filter(|key| rows >= device.gate_up_rows && is_own(key)) else {
+    let is_own = |shape: &(usize, usize)| device.plan.gate_up(*shape) == Some(Choice::Own) && !device.unpinned;
+    let Some(shape) = shape.filter(|shape| rows >= device.gate_up_rows && is_own(shape)) else {
         linear_together(device, layout, x, &weights.map(|weight| (weight, None)), gate_up)?;
         return rows::swiglu(device, layout, &gate_up[0], &gate_up[1], out);
     };
@@ -102,9 +107,8 @@ pub(super) fn linear_swiglu(
     let at = |first: Address, row: usize, width: usize| first + (row * width * device.precision.bytes()) as u64;
     let parts: Vec<_> = runs(layout).into_iter().map(|run| (run.len(), at(from, run.start, inputs), at(to, run.start, width))).collect();
     for (rows, x, out) in parts {
-        let operands = Operands { weight: weights[0].address(), x, bias: 0, out, accumulate: false, added: 0 };
         // SAFETY: the sizes were checked above; a run lies inside the layout and begins at a multiple of 128 rows; `out` is the only unique reference.
-        unsafe { launch(device, key, rows, operands, Access { reads: &[from], writes: &[to] }) }?;
+        unsafe { launch(device, shape, rows, [x, weights[0].address(), out], Access { reads: &[from], writes: &[to] }) }?;
     }
     Ok(())
 }

@@ -41,22 +41,17 @@ struct Gemm {
 }
 
 /// The products of a weight of this shape.
-fn products(device: &CudaDevice, outputs: usize, inputs: usize) -> Vec<Product> {
-    let (rest, gates) = (Slices::new(outputs, inputs).rest > 0, gate_up::is_for(device, outputs, inputs));
-    let has = |product: &Product| match product {
-        Product::LogitsBackwardRest => rest,
-        Product::LinearSwiglu => gates,
-        _ => true,
-    };
-    Product::all().into_iter().filter(has).collect()
+fn products(outputs: usize, inputs: usize) -> Vec<Product> {
+    let rest = Slices::new(outputs, inputs).rest > 0;
+    Product::all().into_iter().filter(|product| *product != Product::LogitsBackwardRest || rest).collect()
 }
 
-/// Pins an algorithm for every product of a weight of this shape.
+/// Pins an algorithm for every product of a weight of this shape, and plans it as gate and up where it may be those.
 pub(super) fn plan(device: &mut CudaDevice, outputs: usize, inputs: usize) -> Result<(), DeviceError> {
-    for product in products(device, outputs, inputs) {
+    for product in products(outputs, inputs) {
         let key = Key { product, outputs, inputs };
         let choice = match device.plan.get(key) {
-            Some(Choice::Own | Choice::Apart) => continue,
+            Some(Choice::Own) => continue,
             Some(Choice::CublasLt(words)) if takes_every_count(device, key, words)? => continue,
             Some(Choice::CublasLt(_)) => {
                 return Err(DeviceError::Unsupported(format!(
@@ -64,8 +59,7 @@ pub(super) fn plan(device: &mut CudaDevice, outputs: usize, inputs: usize) -> Re
                     product.name()
                 )));
             }
-            // The gate looks whether it is what the product and the kernel after it are.
-            None if device.plans_fixed_tiles || product == Product::LinearSwiglu => Choice::Own,
+            None if device.plans_fixed_tiles => Choice::Own,
             None => choose(device, key)?,
         };
         device.plan.set(key, choice);
@@ -73,6 +67,7 @@ pub(super) fn plan(device: &mut CudaDevice, outputs: usize, inputs: usize) -> Re
             buckets::pin(device, key, words)?;
         }
     }
+    gate_up::plan(device, (outputs, inputs));
     Ok(())
 }
 
@@ -134,14 +129,10 @@ pub(super) unsafe fn launch_product(
         operands.weight += columns * key.inputs as u64;
         operands.x += columns;
     }
-    if key.product == Product::LinearSwiglu {
-        // SAFETY: the caller's.
-        return unsafe { gate_up::launch(device, key, rows, operands, access) };
-    }
     let choice = device.plan.get_for(key, rows).ok_or_else(|| DeviceError::Failed(format!("{key:?} is not planned")))?;
     let words = match choice {
         // SAFETY: the caller's.
-        Choice::Own | Choice::Apart => return unsafe { own_product(device, key, rows, operands, access) },
+        Choice::Own => return unsafe { own_product(device, key, rows, operands, access) },
         Choice::CublasLt(words) => words,
     };
     let workspace_bytes = match device.prepared.get(&(key, rows)) {
@@ -194,7 +185,7 @@ unsafe fn own_product(device: &mut CudaDevice, key: Key, rows: usize, operands: 
     let slices = Slices::new(key.outputs, key.inputs);
     let (inputs, outputs, pitch) = (key.inputs, key.outputs, logits_pitch(key.outputs));
     let (kernel, count, inner, columns, x_pitch, out_pitch) = match key.product {
-        Product::Linear | Product::LinearBias | Product::LinearSwiglu => ("gemm", 1, inputs, outputs, inputs, outputs),
+        Product::Linear | Product::LinearBias => ("gemm", 1, inputs, outputs, inputs, outputs),
         Product::Logits => ("gemm", 1, inputs, outputs, inputs, pitch),
         Product::LinearBackward => ("gemm_transposed", 1, outputs, inputs, outputs, inputs),
         Product::LogitsBackward => ("gemm_transposed", slices.count, slices.width, inputs, pitch, inputs),

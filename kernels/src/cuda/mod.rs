@@ -43,12 +43,12 @@ pub use device::{CudaBuffer, CudaDevice, CudaOptions, CudaWeight};
 pub use launching::Launching;
 pub use library::{Card, Found, Library, Probe, can_share, cards, free_bytes, probe};
 pub use memory::refuses;
-pub use plan::{Choice, Key, Plan, PlanError, Product};
+pub use plan::{Choice, GateUp, Key, Plan, PlanError, Product};
 pub use programs::compile_everything;
 pub use record::{Launches, Profile};
 pub use shared::WeightSharing;
 pub use staging::rows_max;
-pub use verdict::{Agreement, GateReport, ProductCheck};
+pub use verdict::{Agreement, GateReport, GateUpCheck, ProductCheck};
 
 /// Rows of a tile; every sequence starts at a multiple of it.
 pub const ROW_ALIGN: usize = 128;

@@ -188,6 +188,9 @@ pub(crate) fn digest() -> String {
     if cfg!(feature = "broken-kernel") {
         hash.update("broken");
     }
+    if cfg!(feature = "broken-gate-up") {
+        hash.update("broken gate and up");
+    }
     hex(&hash.finalize())
 }
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::plan::{Key, Product};
+use super::plan::{GATE_UP, GateUp, Key, Product};
 use crate::exercise::{Independence, names};
 
 /// What the gate found.
@@ -13,6 +13,8 @@ use crate::exercise::{Independence, names};
 pub struct GateReport {
     /// Each product that is planned.
     pub products: Vec<ProductCheck>,
+    /// Each shape of gate and up that there is one kernel for.
+    pub gate_ups: Vec<GateUpCheck>,
     /// Each operation.
     pub operations: Vec<Independence>,
     /// Each operation beside the CPU device.
@@ -68,8 +70,27 @@ pub struct ProductCheck {
     pub replaced: Option<usize>,
 }
 
+/// What the gate found of gate, up and SwiGLU in one kernel, beside their product and the kernel after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GateUpCheck {
+    /// Outputs of gate and up together, and inputs.
+    pub shape: (usize, usize),
+    /// Comparisons made.
+    pub cases: usize,
+    /// Comparisons in which a byte differed.
+    pub unequal: usize,
+}
+
+impl GateUpCheck {
+    /// What runs: the one kernel where it was compared and no byte differed.
+    #[must_use]
+    pub fn choice(&self) -> GateUp {
+        if self.cases > 0 && self.unequal == 0 { GateUp::Own } else { GateUp::Apart }
+    }
+}
+
 /// The first line of a kept report.
-const TITLE: &str = "nodus-cuda-gate 3";
+const TITLE: &str = "nodus-cuda-gate 4";
 
 impl GateReport {
     /// Whether everything that will run gave equal bytes.
@@ -88,7 +109,9 @@ impl GateReport {
     /// Comparisons made, of all that runs.
     #[must_use]
     pub fn cases(&self) -> usize {
-        self.products.iter().map(|check| check.cases).chain(self.operations.iter().map(|found| found.cases)).sum()
+        let taken = self.gate_ups.iter().filter(|check| check.choice() == GateUp::Own);
+        let products = self.products.iter().map(|check| check.cases).chain(taken.map(|check| check.cases));
+        products.chain(self.operations.iter().map(|found| found.cases)).sum()
     }
 
     /// The report for work with weight matrices of these sizes.
@@ -97,6 +120,7 @@ impl GateReport {
         let wanted = |check: &&ProductCheck| matrices.contains(&(check.key.outputs, check.key.inputs));
         Self {
             products: self.products.iter().filter(wanted).cloned().collect(),
+            gate_ups: self.gate_ups.iter().filter(|check| matrices.contains(&check.shape)).copied().collect(),
             operations: self.operations.clone(),
             agreements: self.agreements.clone(),
         }
@@ -121,6 +145,11 @@ impl GateReport {
         self.products.iter().map(|check| check.key).collect()
     }
 
+    /// The shapes of gate and up, in the plan's order.
+    pub(super) fn shapes(&self) -> Vec<(usize, usize)> {
+        self.gate_ups.iter().map(|check| check.shape).collect()
+    }
+
     /// A text that [`GateReport::recalled`] takes.
     pub(super) fn kept(&self) -> String {
         let mut text = format!("{TITLE}\n");
@@ -128,6 +157,9 @@ impl GateReport {
             let replaced = replaced.map_or("-".to_owned(), |unequal| unequal.to_string());
             // Writing to a string does not fail.
             let _ = writeln!(text, "{} {} {} {cases} {unequal} {replaced} {algorithm}", key.product.name(), key.outputs, key.inputs);
+        }
+        for GateUpCheck { shape: (outputs, inputs), cases, unequal } in &self.gate_ups {
+            let _ = writeln!(text, "{GATE_UP} {outputs} {inputs} {cases} {unequal}");
         }
         for Independence { operation, cases, unequal } in &self.operations {
             let _ = writeln!(text, "operation {cases} {unequal} {operation}");
@@ -146,6 +178,7 @@ impl GateReport {
             match line.split_once(' ')? {
                 ("operation", rest) => report.operations.push(operation(rest)?),
                 ("agreement", rest) => report.agreements.push(agreement(rest)?),
+                (GATE_UP, rest) => report.gate_ups.push(gate_up(rest)?),
                 _ => report.products.push(product(line)?),
             }
         }
@@ -168,6 +201,12 @@ fn operation(line: &str) -> Option<Independence> {
     let mut words = line.splitn(3, ' ');
     let (cases, unequal, name) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?, words.next()?);
     Some(Independence { operation: known(name)?, cases, unequal })
+}
+
+fn gate_up(line: &str) -> Option<GateUpCheck> {
+    let numbers: Vec<usize> = line.split(' ').map(|word| word.parse().ok()).collect::<Option<_>>()?;
+    let &[outputs, inputs, cases, unequal] = numbers.as_slice() else { return None };
+    Some(GateUpCheck { shape: (outputs, inputs), cases, unequal })
 }
 
 fn product(line: &str) -> Option<ProductCheck> {
@@ -195,6 +234,10 @@ impl std::fmt::Display for GateReport {
                 None => writeln!(f)?,
             }
         }
+        for check @ GateUpCheck { shape: (outputs, inputs), cases, unequal } in &self.gate_ups {
+            let taken = if check.choice() == GateUp::Own { "one kernel" } else { "the product, then the kernel" };
+            writeln!(f, "{GATE_UP:<20} {outputs:>7} x {inputs:<6} {taken:<50} {cases} cases, {unequal} unequal")?;
+        }
         for Independence { operation, cases, unequal } in &self.operations {
             writeln!(f, "{operation:<40} {cases} cases, {unequal} unequal")?;
         }
@@ -207,7 +250,7 @@ impl std::fmt::Display for GateReport {
 
 #[cfg(test)]
 mod tests {
-    use super::{Agreement, GateReport, Independence, Key, Product, ProductCheck, names};
+    use super::{Agreement, GateReport, GateUp, GateUpCheck, Independence, Key, Product, ProductCheck, names};
 
     fn report(unequal: usize) -> GateReport {
         let key = Key { product: Product::LinearBackward, outputs: 7, inputs: 5 };
@@ -217,14 +260,21 @@ mod tests {
         let second = ProductCheck { key: other, algorithm, cases: 12, unequal, replaced: None };
         let operations = names().into_iter().map(|operation| Independence { operation, cases: 12, unequal: 0 }).collect();
         let agreements = names().into_iter().map(|operation| Agreement { operation, billionths: 2345 }).collect();
-        GateReport { products: vec![first, second], operations, agreements }
+        let gate_ups = [0, 1].map(|unequal| GateUpCheck { shape: (64 + unequal, 8), cases: 14, unequal }).to_vec();
+        GateReport { products: vec![first, second], gate_ups, operations, agreements }
     }
 
     #[test]
     fn a_report_survives_its_text() {
         let report = report(2);
         assert_eq!(GateReport::recalled(&report.kept()), Some(report.clone()));
-        for broken in ["", "nodus-cuda-gate 3\n", &report.kept()[..report.kept().len() - 9], &report.kept().replace(" 3\n", " 2\n")] {
+        for broken in [
+            "",
+            "nodus-cuda-gate 4\n",
+            &report.kept().replace("gate-up 64 8 14 0", "gate-up 64 8 14"),
+            &report.kept()[..report.kept().len() - 9],
+            &report.kept().replace("gate 4\n", "gate 3\n"),
+        ] {
             assert_eq!(GateReport::recalled(broken), None, "{broken}");
         }
         let other = report.kept().replace("swiglu", "sigmoid");
@@ -254,6 +304,9 @@ mod tests {
         assert!(!report.passed());
         assert_eq!(report.verdict(), "one job a pass: linear-backward 9x5");
         assert_eq!(report.of(&[(7, 5)]).verdict(), "passed");
+        // What differs there is not taken.
+        assert_eq!(report.gate_ups.iter().map(GateUpCheck::choice).collect::<Vec<_>>(), [GateUp::Own, GateUp::Apart]);
+        assert_eq!(report.of(&[(64, 8)]).gate_ups.len(), 1);
         let mut broken = report.of(&[]);
         broken.operations[0].unequal = 1;
         assert_eq!(broken.failed(), ["embed"]);

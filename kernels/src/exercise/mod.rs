@@ -6,6 +6,8 @@
 mod agreement;
 mod operations;
 
+use rayon::prelude::*;
+
 use crate::{AttentionShape, Device, DeviceError, HostTensor, Layout, Use, philox};
 
 pub use agreement::difference;
@@ -152,12 +154,16 @@ impl Scene {
     }
 }
 
-/// Numbers that bf16 holds exactly, of magnitudes from 1/128 to 1: so spread that sums of them and of their products depend on the order.
-fn numbers(seed: u64, len: usize) -> impl Iterator<Item = f32> {
-    (0..len.div_ceil(4)).flat_map(move |quad| philox(seed, [quad as u32, 0, 0, 9])).take(len).map(|word| {
-        let exponent = 120 + word % 7;
-        f32::from_bits((word & 0x8000_0000) | (exponent << 23) | (word & 0x007f_0000))
-    })
+/// Numbers that bf16 holds exactly, of magnitudes from 1/128 to 1: so spread that sums of them and of their products depend on the order. Made by all
+/// processors, since the gate waits for tens of millions of them.
+fn numbers(seed: u64, len: usize) -> Vec<f32> {
+    let number = |word: u32| f32::from_bits((word & 0x8000_0000) | ((120 + word % 7) << 23) | (word & 0x007f_0000));
+    let mut quads = vec![[0.0; 4]; len.div_ceil(4)];
+    let make = |(quad, numbers): (usize, &mut [f32; 4])| *numbers = philox(seed, [quad as u32, 0, 0, 9]).map(number);
+    quads.par_iter_mut().with_min_len(1 << 14).enumerate().for_each(make);
+    let mut numbers = quads.into_flattened();
+    numbers.truncate(len);
+    numbers
 }
 
 /// A run of one operation: its device, its sequences, and what it has read back.
@@ -177,9 +183,10 @@ impl<D: Device> Run<'_, D> {
     fn over(&mut self, layout: &Layout, usage: Use, width: usize, seed: u64) -> Result<D::Buffer, DeviceError> {
         let mut data = vec![f32::NAN; layout.rows() * width];
         let len = self.scene.ranges(layout, width).map(|range| range.len()).sum();
-        let mut part = numbers(self.seed(seed), len);
+        let (random, mut taken) = (numbers(self.seed(seed), len), 0);
         for range in self.scene.ranges(layout, width) {
-            data[range].iter_mut().zip(&mut part).for_each(|(to, value)| *to = value);
+            data[range.clone()].copy_from_slice(&random[taken..taken + range.len()]);
+            taken += range.len();
         }
         let mut buffer = self.device.alloc(usage, data.len())?;
         self.device.upload(&data, &mut buffer, 0)?;
@@ -194,7 +201,7 @@ impl<D: Device> Run<'_, D> {
     /// A float32 array: random numbers times a power of two, or NaN for a neighbour's.
     fn flat(&mut self, len: usize, seed: Option<u64>, scale: f32) -> Result<D::Buffer, DeviceError> {
         let data: Vec<f32> =
-            seed.map_or_else(|| vec![f32::NAN; len], |seed| numbers(self.seed(seed), len).map(|value| value * scale).collect());
+            seed.map_or_else(|| vec![f32::NAN; len], |seed| numbers(self.seed(seed), len).into_iter().map(|value| value * scale).collect());
         let mut buffer = self.device.alloc(Use::State, len)?;
         self.device.upload(&data, &mut buffer, 0)?;
         Ok(buffer)
@@ -202,7 +209,7 @@ impl<D: Device> Run<'_, D> {
 
     /// A weight on the host: random numbers times a power of two.
     fn tensor(&self, shape: &[usize], seed: u64, scale: f32) -> Result<HostTensor, DeviceError> {
-        let data: Vec<f32> = numbers(self.seed(seed), shape.iter().product()).map(|value| value * scale).collect();
+        let data: Vec<f32> = numbers(self.seed(seed), shape.iter().product()).into_iter().map(|value| value * scale).collect();
         HostTensor::from_f32(&data, shape.to_vec()).ok_or_else(|| DeviceError::Failed("a tensor is not of its shape".to_owned()))
     }
 

@@ -328,7 +328,7 @@ pub(super) fn adamw<D: Device>(run: &mut Run<'_, D>) -> Done {
         // The second moment is not negative.
         let mut moment2 = run.flat(len, None, 1.0)?;
         if let Some(anchor) = anchor {
-            let data: Vec<f32> = super::numbers(run.seed(anchor + 4), len).map(|value| value.abs() * 0.01).collect();
+            let data: Vec<f32> = super::numbers(run.seed(anchor + 4), len).into_iter().map(|value| value.abs() * 0.01).collect();
             run.device.upload(&data, &mut moment2, 0)?;
         }
         arrays.push(moment2);

@@ -116,7 +116,7 @@ impl Ledger {
             read => read.map_err(io("reading a receipt in", SEALED))?,
         };
         let digest = receipt_digest(&envelope);
-        for entry in self.reader()?.entries()? {
+        for entry in self.index.entries(&self.dir, job, 0)? {
             let Entry { at, event, .. } = entry?;
             if matches!(&event, Event::Receipt { job: of, receipt, .. } if of == job && *receipt == digest) {
                 return Ok(Some(SealedReceipt { envelope, digest, entry: at }));

@@ -10,6 +10,7 @@ use nodus_protocol::Digest;
 
 use super::entry::{ENTRY_BYTES_MAX, Entry, EntryRef, Event, Line};
 use super::error::{LedgerError, io};
+use super::index::{Index, JobEntries};
 use super::read::Reader;
 use super::scan::{Found, Position, Scanner};
 use super::{LEDGER_FILE, LOCK_FILE, TORN_FILE, TornTail};
@@ -24,6 +25,7 @@ pub struct Ledger {
     position: Position,
     pub(super) last_receipt: Option<Digest>,
     keys: BTreeSet<KeyId>,
+    pub(super) index: Index,
     torn: Vec<TornTail>,
 }
 
@@ -39,7 +41,15 @@ impl Ledger {
     /// # Errors
     /// The folder refuses, another process holds the lock for long, or the ledger is corrupt.
     pub fn open(dir: Dir, key: HostKey, unix_ms: u64) -> Result<Self, LedgerError> {
-        let mut ledger = Self { dir, key, position: Position::start(), last_receipt: None, keys: BTreeSet::new(), torn: Vec::new() };
+        let mut ledger = Self {
+            dir,
+            key,
+            position: Position::start(),
+            last_receipt: None,
+            keys: BTreeSet::new(),
+            index: Index::default(),
+            torn: Vec::new(),
+        };
         let mut locked = ledger.lock()?;
         let keyid = ledger.key.public().id();
         if !ledger.keys.contains(&keyid) {
@@ -99,6 +109,15 @@ impl Ledger {
         self.dir.try_clone().map(Reader::new).map_err(io("opening", LEDGER_FILE))
     }
 
+    /// A job's entries, in order, those of other processes among them; nothing else is read.
+    ///
+    /// # Errors
+    /// As [`Ledger::append`].
+    pub fn entries_of(&mut self, job: &str) -> Result<JobEntries, LedgerError> {
+        self.lock()?;
+        self.index.entries(&self.dir, job, 0)
+    }
+
     /// Keeps other writers out until the result is dropped, and reads what they have added.
     pub(super) fn lock(&mut self) -> Result<Locked, LedgerError> {
         let lock = exclusive(&self.dir, LOCK_FILE).map_err(|error| match error.kind() {
@@ -127,8 +146,8 @@ impl Ledger {
         loop {
             match scanner.next()? {
                 Found::Entry(entry) => {
-                    self.position = scanner.position;
-                    self.note(&entry);
+                    let start = std::mem::replace(&mut self.position, scanner.position);
+                    self.note(&entry, start, scanner.position);
                 }
                 Found::Torn(torn, bytes) => {
                     self.cut(file, &bytes)?;
@@ -140,7 +159,8 @@ impl Ledger {
         }
     }
 
-    fn note(&mut self, entry: &Entry) {
+    fn note(&mut self, entry: &Entry, start: Position, end: Position) {
+        self.index.note(entry, start, end);
         match entry.event {
             Event::KeyCreated { keyid } => {
                 self.keys.insert(keyid);
@@ -175,10 +195,11 @@ impl Ledger {
             if encoded.len() >= ENTRY_BYTES_MAX {
                 return Err(LedgerError::TooLong { bytes: encoded.len() + 1 });
             }
+            let start = position;
             let at = position.pass(&encoded);
             bytes.extend(encoded);
             bytes.push(b'\n');
-            entries.push(Entry { at, previous: line.previous, unix_ms, event: line.event });
+            entries.push((Entry { at, previous: line.previous, unix_ms, event: line.event }, start, position));
         }
         if let Err(error) = locked.file.write_all(&bytes).and_then(|()| locked.file.sync_all()) {
             // Best effort, and the first error is the one to tell: what stays is read or cut off under the next lock.
@@ -186,7 +207,7 @@ impl Ledger {
             return Err(io("writing", LEDGER_FILE)(error));
         }
         self.position = position;
-        entries.iter().for_each(|entry| self.note(entry));
+        entries.iter().for_each(|(entry, start, end)| self.note(entry, *start, *end));
         Ok(())
     }
 }

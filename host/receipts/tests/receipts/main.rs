@@ -5,6 +5,8 @@
 #[cfg(test)]
 mod envelope;
 #[cfg(test)]
+mod follow;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod key;

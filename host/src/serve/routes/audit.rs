@@ -2,22 +2,24 @@
 //!
 //! Never gives a ready-made component away: its bytes are the operator's. Says nothing of anybody else's jobs, not even how many there are.
 
-use std::io::{BufWriter, Write};
+use std::io::Write;
 
-use anyhow::Context as _;
 use axum::extract::State;
-use axum::response::Response;
-use cap_std::fs::File;
+use axum::response::{Json as Answer, Response};
 use nodus_api::{Code, JobLedger, Problem};
 use nodus_protocol::Digest;
-use nodus_receipts::ledger::{Entry, Filter};
+use nodus_receipts::ledger::Entry;
 use nodus_state::{FileRef, ItemKind, JobId, Reference, Role, StateError, TenantId};
+use serde::Deserialize;
 use serde_json::{Value, json};
+use utoipa::IntoParams;
 
 use super::artifacts::header;
-use super::usual::{App, Caller, Failure, Id, Service, download};
+use super::usual::{App, Caller, Failure, Id, Query, Service, download};
 use crate::books;
-use crate::store::copy;
+
+/// Entries of one page.
+const ENTRIES_MAX: usize = 1000;
 
 /// Download what went into a job as a tar archive
 ///
@@ -68,55 +70,47 @@ fn tar(service: &Service, files: &[(Role, FileRef)], out: &mut dyn Write) -> any
     Ok(())
 }
 
+/// Which entries are shown.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct LedgerQuery {
+    /// From the so-manieth of the job's entries on, from 0: `next` of the page before
+    from: Option<u64>,
+    /// How many at most, 1 to 1000; 1000 without a word
+    limit: Option<usize>,
+}
+
 /// What the host's ledger says of a job
 ///
-/// Its receipt with the digests that it speaks of, and what became of its adapters' bytes. The chain is checked on the way.
+/// Its receipt with the digests that it speaks of, and what became of its adapters' bytes. Nothing else of the ledger is read for it than what was added
+/// since it was read last, on the way of which the chain is checked.
 #[utoipa::path(
-    get, path = "/v1/jobs/{id}/ledger", tag = "results", params(("id" = String, Path, description = "The job's id")),
+    get, path = "/v1/jobs/{id}/ledger", tag = "results", params(("id" = String, Path, description = "The job's id"), LedgerQuery),
     responses(
         (status = 200, body = JobLedger),
         (status = "default", body = Problem, content_type = "application/problem+json", description = "An error"),
     )
 )]
-pub(super) async fn ledger(State(app): State<App>, caller: Caller, Id(id): Id<JobId>) -> Result<Response, Failure> {
-    let of = caller.0.id;
-    app.blocking(move |service| Ok(service.state.job(of, id)?)).await?;
-    let Some(slot) = app.ledger_slots.take(of) else {
-        let detail = "the ledger is being read for you, expected one request for it at the same time";
-        return Err(Failure::new(Code::RateLimited, detail).retry_after(1));
-    };
-    // It is read whole, and so by few at a time, who have gone when the reading has ended and not when they hang up; how fast the caller takes the answer is
-    // no matter of theirs, but it is the one that this tenant has.
-    let turn = app.ledgers.clone().acquire_owned().await.map_err(|error| Failure::ours(error.into()))?;
-    let read = move |service: &Service| {
-        let _turn = turn;
-        Ok((entries(service, id).map_err(Failure::ours)?, slot))
-    };
-    let (mut entries, slot) = app.blocking(read).await?;
-    let work = move |_: &Service, mut out: &mut dyn Write| {
-        let _slot = slot;
-        copy(&mut entries, &mut out).context("reading a job's entries")
-    };
-    download::written(&app, of, "application/json", work).await
-}
-
-/// The entries of a job as the answer has them, in a file that is gone when it is closed: they may be many.
-fn entries(service: &Service, id: JobId) -> anyhow::Result<File> {
-    let staged = service.state.stage(u64::MAX)?;
-    let file = staged.open()?;
-    let mut out = BufWriter::new(staged);
-    out.write_all(b"{\"entries\":[")?;
-    if let Some(reader) = books::reader(service.store.dir()?) {
-        let filter = Filter { job: Some(id.to_string()), ..Filter::default() };
-        let found = reader.select(filter).context("reading the host's ledger")?;
-        for (number, entry) in found.enumerate() {
-            let entry = shown(&entry.context("reading the host's ledger")?)?;
-            write!(out, "{}{entry}", if number > 0 { "," } else { "" })?;
-        }
+pub(super) async fn ledger(
+    State(app): State<App>,
+    caller: Caller,
+    Id(id): Id<JobId>,
+    Query(query): Query<LedgerQuery>,
+) -> Result<Answer<JobLedger>, Failure> {
+    let (of, from, limit) = (caller.0.id, query.from.unwrap_or(0), query.limit.unwrap_or(ENTRIES_MAX));
+    if !(1..=ENTRIES_MAX).contains(&limit) {
+        return Err(Failure::new(Code::BadParameter, format!("limit is {limit}, expected 1 to {ENTRIES_MAX}")));
     }
-    out.write_all(b"]}")?;
-    out.flush()?;
-    Ok(file)
+    let _turn = app.ledgers.acquire().await.map_err(|error| Failure::ours(error.into()))?;
+    app.blocking(move |service| {
+        service.state.job(of, id)?;
+        let (entries, is_more) = books::entries_of(&service.ledger, &id.to_string(), from, limit).map_err(Failure::ours)?;
+        let next = is_more.then(|| from + entries.len() as u64);
+        let entries = entries.iter().map(shown).collect::<Result<_, _>>().map_err(Failure::ours)?;
+        Ok(Answer(JobLedger { entries, next }))
+    })
+    .await
 }
 
 /// Without its place among others.

@@ -34,7 +34,7 @@ impl State {
         self.database.read(|view| {
             let mut jobs = view.prepare(
                 "SELECT number, jobs.id, name, state, receipt FROM jobs JOIN tenants ON tenant = tenants.id
-                 WHERE ended_ms IS NOT NULL ORDER BY number",
+                 WHERE ended_ms IS NOT NULL AND leaving = 0 ORDER BY number",
             )?;
             let mut artifacts = view.prepare("SELECT path, digest FROM artifacts WHERE job = ? ORDER BY path")?;
             let mut rows = jobs.query([])?;

@@ -6,9 +6,10 @@
 //! queued ──claim──> running ──finish──> succeeded | stopped | failed | cancelled | broken
 //!   │  ^               │  reclaim: running, under a new attempt
 //!   │  └───requeue─────┘
-//!   └──cancel──> cancelled
+//!   └──cancel──> cancelled                  whatever ended ──delete──> leaving, seen by nobody ──> gone
 //! ```
 
+mod delete;
 mod ended;
 mod owner;
 mod queue;
@@ -21,4 +22,5 @@ pub use queue::{Queued, Running, Work};
 pub use submit::{Key, Submitted};
 pub use transition::{Claim, Finish};
 
+pub(crate) use owner::cohort_number;
 pub(crate) use transition::holder;

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use rusqlite::{Row, Rows, Transaction, params};
+use rusqlite::{OptionalExtension as _, Row, Rows, Transaction, params};
 use serde_json::Value;
 
 use super::queue::{SPECS, inputs, spec};
@@ -13,7 +13,7 @@ use crate::change::What;
 use crate::error::{Result, StateError};
 use crate::events::{push_state, state_body};
 use crate::ids::{CohortId, JobId, TenantId};
-use crate::items::{FileRef, file_refs, forget_adapters};
+use crate::items::{FileRef, file_refs};
 use crate::spec::JobSpec;
 use crate::state::State;
 use crate::words::{JobState, Role, Stop};
@@ -103,7 +103,7 @@ fn listed() -> String {
     format!(
         "SELECT {COLUMNS} FROM {TABLES} {SPECS}
          WHERE jobs.tenant = ?1 AND (?2 IS NULL OR state = ?2) AND (?3 IS NULL OR cohorts.id = ?3) AND (?4 IS NULL OR model = ?4)
-         AND (?5 IS NULL OR jobs.number < ?5) ORDER BY jobs.number DESC LIMIT ?6"
+         AND (?5 IS NULL OR jobs.number < ?5) AND leaving = 0 ORDER BY jobs.number DESC LIMIT ?6"
     )
 }
 
@@ -157,7 +157,7 @@ impl State {
     /// The tenant has no such job.
     pub fn job(&self, of: TenantId, id: JobId) -> Result<Job> {
         let found = self.database.read(|view| {
-            let select = format!("SELECT {COLUMNS} FROM {TABLES} {SPECS} WHERE jobs.id = ? AND jobs.tenant = ?");
+            let select = format!("SELECT {COLUMNS} FROM {TABLES} {SPECS} WHERE jobs.id = ? AND jobs.tenant = ? AND leaving = 0");
             let mut statement = view.prepare_cached(&select)?;
             page(view, of, statement.query((id, of))?, 1)
         })?;
@@ -185,12 +185,9 @@ impl State {
     /// The tenant has no such cohort.
     pub fn members(&self, of: TenantId, cohort: CohortId, after: Option<u64>, count_max: usize) -> Result<Page> {
         let members = self.database.read(|view| {
-            let known = "SELECT EXISTS (SELECT 1 FROM cohorts WHERE id = ? AND tenant = ?)";
-            if !view.prepare_cached(known)?.query_row((cohort, of), |row| row.get(0))? {
-                return Err(StateError::NotFound("cohort"));
-            }
+            cohort_number(view, of, cohort)?;
             let select = format!(
-                "SELECT {COLUMNS} FROM {TABLES} {SPECS} WHERE cohorts.id = ? AND cohorts.tenant = ? AND member > ? ORDER BY member LIMIT ?"
+                "SELECT {COLUMNS} FROM {TABLES} {SPECS} WHERE cohorts.id = ? AND cohorts.tenant = ? AND member > ? AND leaving = 0 ORDER BY member LIMIT ?"
             );
             let mut statement = view.prepare_cached(&select)?;
             let after = after.map_or(-1, |after| i64::try_from(after).unwrap_or(i64::MAX));
@@ -226,29 +223,6 @@ impl State {
         })
     }
 
-    /// Deletes a job that ended, with its events, artifacts and receipt. The ledger keeps that it was.
-    ///
-    /// # Errors
-    /// The tenant has no such job, or it did not end yet.
-    pub fn delete_job(&self, of: TenantId, id: JobId) -> Result<()> {
-        self.change(|transaction, changes| {
-            let held = job(transaction, id, Some(of))?;
-            if !held.state.is_ended() {
-                return Err(StateError::WrongState { found: held.state, expected: "ended: cancel it first" });
-            }
-            let starts = "SELECT EXISTS (SELECT 1 FROM inputs WHERE job = ? AND role = 'init_adapter')";
-            let starts_from_adapter = transaction.query_row(starts, [held.number], |row| row.get(0))?;
-            transaction.execute("DELETE FROM jobs WHERE number = ?", [held.number])?;
-            if starts_from_adapter {
-                forget_adapters(transaction, of)?;
-            }
-            let empty = "DELETE FROM cohorts WHERE number = ?1 AND NOT EXISTS (SELECT 1 FROM jobs WHERE cohort = ?1)";
-            transaction.execute(empty, [held.cohort])?;
-            changes.push(held.change(id, What::Deleted));
-            Ok(())
-        })
-    }
-
     /// The files that were kept of a tenant's job, by path.
     ///
     /// # Errors
@@ -278,6 +252,13 @@ impl State {
             receipt(view, held.number)
         })
     }
+}
+
+/// A tenant's cohort that has members.
+pub(crate) fn cohort_number(view: &Transaction<'_>, of: TenantId, cohort: CohortId) -> Result<i64> {
+    let select = "SELECT number FROM cohorts WHERE id = ? AND tenant = ? AND EXISTS (SELECT 1 FROM jobs WHERE cohort = cohorts.number AND leaving = 0)";
+    let found = view.prepare_cached(select)?.query_row((cohort, of), |row| row.get(0)).optional()?;
+    found.ok_or(StateError::NotFound("cohort"))
 }
 
 fn receipt(view: &Transaction<'_>, number: i64) -> Result<Vec<u8>> {

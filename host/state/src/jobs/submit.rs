@@ -111,8 +111,9 @@ fn submitted_before(view: &Transaction<'_>, of: TenantId, key: &Key) -> Result<O
     if request != digest_sql(key.request) {
         return Err(StateError::KeyReused);
     }
-    let mut members = view
-        .prepare_cached("SELECT id, ifnull(spec ->> 'name', '') FROM jobs JOIN specs ON job = number WHERE cohort = ? ORDER BY member")?;
+    let mut members = view.prepare_cached(
+        "SELECT id, ifnull(spec ->> 'name', '') FROM jobs JOIN specs ON job = number WHERE cohort = ? AND leaving = 0 ORDER BY member",
+    )?;
     let members = members.query_map([number], |row| Ok((row.get::<_, JobId>(0)?, row.get::<_, String>(1)?)))?;
     let (jobs, names) = members.collect::<rusqlite::Result<(Vec<_>, Vec<_>)>>()?;
     Ok(Some(Submitted { cohort, jobs, names, is_new: false }))

@@ -55,7 +55,7 @@ pub(crate) struct Held {
 /// Any job, whoever owns it; `of` narrows it to one tenant's.
 pub(crate) fn job(view: &Transaction<'_>, id: JobId, of: Option<TenantId>) -> Result<Held> {
     let select = "SELECT jobs.number, cohort, cohorts.id, jobs.tenant, state, attempts, stop
-         FROM jobs JOIN cohorts ON cohort = cohorts.number WHERE jobs.id = ?1 AND jobs.tenant = ifnull(?2, jobs.tenant)";
+         FROM jobs JOIN cohorts ON cohort = cohorts.number WHERE jobs.id = ?1 AND jobs.tenant = ifnull(?2, jobs.tenant) AND leaving = 0";
     let row = |row: &Row<'_>| {
         Ok(Held {
             number: row.get(0)?,

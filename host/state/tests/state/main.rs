@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "looks at the folder from outside")]
 
 mod apart;
+mod delete;
 mod disk;
 mod events;
 mod machine;

@@ -2,13 +2,15 @@
 //!
 //! Never chooses: it records.
 
+mod text;
+
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
 use super::compile::hex;
+pub(super) use text::GATE_UP;
+pub use text::PlanError;
 
 /// A base product. Weights are outputs x inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,8 +19,6 @@ pub enum Product {
     Linear,
     /// The same, plus a bias.
     LinearBias,
-    /// rows x inputs -> rows x outputs / 2: the first half of the outputs is gate, the second up, and they go through SwiGLU.
-    LinearSwiglu,
     /// rows x outputs -> rows x inputs; also added to what is there.
     LinearBackward,
     /// rows x inputs -> rows x outputs in float32, rows a multiple of 8 elements apart: the head.
@@ -29,10 +29,9 @@ pub enum Product {
     LogitsBackwardRest,
 }
 
-const NAMES: [(Product, &str); 7] = [
+const NAMES: [(Product, &str); 6] = [
     (Product::Linear, "linear"),
     (Product::LinearBias, "linear-bias"),
-    (Product::LinearSwiglu, "linear-swiglu"),
     (Product::LinearBackward, "linear-backward"),
     (Product::Logits, "logits"),
     (Product::LogitsBackward, "logits-backward"),
@@ -42,7 +41,7 @@ const NAMES: [(Product, &str); 7] = [
 impl Product {
     /// All of them.
     #[must_use]
-    pub fn all() -> [Self; 7] {
+    pub fn all() -> [Self; 6] {
         NAMES.map(|(product, _)| product)
     }
 
@@ -98,10 +97,17 @@ impl Slices {
 pub enum Choice {
     /// cuBLASLt's, as its opaque words (valid for one version of the library).
     CublasLt([u64; 8]),
-    /// This crate's kernel: of fixed tiles, or Hopper's for gate, up and SwiGLU in one.
+    /// This crate's kernel of fixed tiles.
     Own,
-    /// Of gate, up and SwiGLU: the product, then the kernel.
+}
+
+/// How rows go through gate, up and SwiGLU, where a kernel of this crate's does all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateUp {
+    /// By the product of both and SwiGLU's kernel after it: what is planned.
     Apart,
+    /// By the one kernel: what the gate raises a shape to, where all bytes are the same.
+    Own,
 }
 
 /// Pinned algorithms, and what they are valid for.
@@ -113,21 +119,15 @@ pub struct Plan {
     /// For a product with at most so many rows, and more than the bucket below has: another algorithm of cuBLASLt's whose bytes are those of
     /// the choice above.
     buckets: BTreeMap<(Key, usize), [u64; 8]>,
-}
-
-/// A text is no plan.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line} of the plan: {what}")]
-pub struct PlanError {
-    line: usize,
-    what: &'static str,
+    /// By outputs (of gate and up together) and inputs.
+    gate_ups: BTreeMap<(usize, usize), GateUp>,
 }
 
 impl Plan {
     /// A plan without choices.
     #[must_use]
     pub fn new(header: Vec<(String, String)>) -> Self {
-        Self { header, choices: BTreeMap::new(), buckets: BTreeMap::new() }
+        Self { header, choices: BTreeMap::new(), buckets: BTreeMap::new(), gate_ups: BTreeMap::new() }
     }
 
     /// What is pinned for a product.
@@ -159,15 +159,36 @@ impl Plan {
         self.choices.iter().map(|(key, choice)| (*key, *choice))
     }
 
+    /// How gate, up and SwiGLU are done with weights of this shape (outputs of both together, and inputs); none where no one kernel is for it.
+    #[must_use]
+    pub fn gate_up(&self, shape: (usize, usize)) -> Option<GateUp> {
+        self.gate_ups.get(&shape).copied()
+    }
+
+    /// Plans gate, up and SwiGLU of this shape.
+    pub fn set_gate_up(&mut self, shape: (usize, usize), choice: GateUp) {
+        self.gate_ups.insert(shape, choice);
+    }
+
+    /// Every shape of gate and up, in order.
+    pub fn gate_ups(&self) -> impl Iterator<Item = ((usize, usize), GateUp)> + '_ {
+        self.gate_ups.iter().map(|(shape, choice)| (*shape, *choice))
+    }
+
     /// The plan for weights of these sizes (outputs and inputs) alone.
     #[must_use]
     pub fn of(&self, matrices: &[(usize, usize)]) -> Self {
         let choices = self.choices().filter(|(key, _)| matrices.contains(&(key.outputs, key.inputs))).collect();
         let buckets = self.buckets.iter().filter(|((key, _), _)| matrices.contains(&(key.outputs, key.inputs)));
-        Self { header: self.header.clone(), choices, buckets: buckets.map(|(place, words)| (*place, *words)).collect() }
+        Self {
+            header: self.header.clone(),
+            choices,
+            buckets: buckets.map(|(place, words)| (*place, *words)).collect(),
+            gate_ups: self.gate_ups().filter(|(shape, _)| matrices.contains(shape)).collect(),
+        }
     }
 
-    /// Takes over what another plan has of products that this one does not.
+    /// Takes over what another plan has of products that this one does not. What the gate raised is for the gate to raise.
     pub(super) fn adopt(&mut self, other: &Self) {
         let is_new = |key: &Key| !self.choices.contains_key(key);
         let buckets: Vec<_> = other.buckets.iter().filter(|((key, _), _)| is_new(key)).map(|(place, words)| (*place, *words)).collect();
@@ -183,15 +204,6 @@ impl Plan {
     }
 }
 
-/// An algorithm's words.
-fn text(words: &[u64; 8]) -> String {
-    words.iter().fold("cublaslt".to_owned(), |mut text, word| {
-        // Writing to a string does not fail.
-        let _ = write!(text, " {word:016x}");
-        text
-    })
-}
-
 /// Buckets of rows end here; the last has no end.
 pub(super) const BUCKETS: [usize; 7] = [128, 256, 512, 1024, 2048, 8192, usize::MAX];
 
@@ -200,86 +212,9 @@ fn bucket(rows: usize) -> usize {
     BUCKETS.into_iter().find(|end| rows <= *end).unwrap_or(usize::MAX)
 }
 
-impl std::fmt::Display for Plan {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "nodus-cuda-plan 1")?;
-        for (name, value) in &self.header {
-            writeln!(f, "{name}: {value}")?;
-        }
-        for (key, choice) in &self.choices {
-            let choice = match choice {
-                Choice::Own => "own".to_owned(),
-                Choice::Apart => "apart".to_owned(),
-                Choice::CublasLt(words) => text(words),
-            };
-            writeln!(f, "{} {} {} {choice}", key.product.name(), key.outputs, key.inputs)?;
-        }
-        for ((key, bucket), words) in &self.buckets {
-            writeln!(f, "{} {} {} to {bucket} {}", key.product.name(), key.outputs, key.inputs, text(words))?;
-        }
-        Ok(())
-    }
-}
-
-impl FromStr for Plan {
-    type Err = PlanError;
-
-    fn from_str(text: &str) -> Result<Self, PlanError> {
-        let mut plan = Self::new(Vec::new());
-        if text.is_empty() {
-            return Err(PlanError { line: 1, what: "nothing is there" });
-        }
-        for (index, line) in text.lines().enumerate() {
-            let fault = |what| PlanError { line: index + 1, what };
-            if index == 0 {
-                if line != "nodus-cuda-plan 1" {
-                    return Err(fault("not the first line of a plan that this version knows"));
-                }
-            } else if let Some((name, value)) = line.split_once(": ") {
-                plan.header.push((name.to_owned(), value.to_owned()));
-            } else {
-                let mut words = line.split(' ');
-                let mut word = || words.next().ok_or_else(|| fault("too few words"));
-                let name = word()?;
-                let product = NAMES.iter().find(|(_, known)| *known == name).ok_or_else(|| fault("an unknown product"))?.0;
-                let size = |word: &str| word.parse().map_err(|_| fault("a size is a number"));
-                let key = Key { product, outputs: size(word()?)?, inputs: size(word()?)? };
-                let (mut kind, mut bucket) = (word()?, None);
-                if kind == "to" {
-                    bucket = Some(size(word()?)?);
-                    kind = word()?;
-                }
-                let choice = match kind {
-                    "own" => Choice::Own,
-                    "apart" if product == Product::LinearSwiglu => Choice::Apart,
-                    "cublaslt" => {
-                        let mut algorithm = [0; 8];
-                        for part in &mut algorithm {
-                            *part = u64::from_str_radix(word()?, 16).map_err(|_| fault("an algorithm is eight hexadecimal words"))?;
-                        }
-                        Choice::CublasLt(algorithm)
-                    }
-                    _ => return Err(fault("an unknown kind of algorithm")),
-                };
-                if words.next().is_some() {
-                    return Err(fault("too many words"));
-                }
-                match (bucket, choice) {
-                    (None, choice) => plan.set(key, choice),
-                    (Some(bucket), Choice::CublasLt(words)) if BUCKETS.contains(&bucket) && plan.get(key).is_some() => {
-                        plan.set_bucket(key, bucket, words);
-                    }
-                    (Some(_), _) => return Err(fault("a bucket of rows that this version does not know, or of no product before it")),
-                }
-            }
-        }
-        Ok(plan)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Choice, Key, Plan, Product, Slices};
+    use super::Slices;
 
     #[test]
     fn slices_cover_the_vocabulary() {
@@ -292,40 +227,5 @@ mod tests {
         }
         assert_eq!(Slices::new(151_936, 896), Slices { count: 16, width: 9496, rest: 0 });
         assert_eq!(Slices::new(128_256, 4096), Slices { count: 4, width: 32_064, rest: 0 });
-    }
-
-    #[test]
-    fn a_plan_survives_its_text() {
-        let mut plan = Plan::new(vec![("gpu".to_owned(), "NVIDIA: H200".to_owned())]);
-        plan.set(Key { product: Product::Logits, outputs: 7, inputs: 5 }, Choice::CublasLt([1, 2, 3, 4, 5, 6, 7, u64::MAX]));
-        plan.set(Key { product: Product::Linear, outputs: 7, inputs: 5 }, Choice::Own);
-        plan.set(Key { product: Product::LinearSwiglu, outputs: 32, inputs: 8 }, Choice::Apart);
-        plan.set_bucket(Key { product: Product::Logits, outputs: 7, inputs: 5 }, 256, [8; 8]);
-        plan.set_bucket(Key { product: Product::Logits, outputs: 7, inputs: 5 }, usize::MAX, [9; 8]);
-        let text = plan.to_string();
-        assert_eq!(text.parse(), Ok(plan.clone()));
-        let of = |rows| plan.get_for(Key { product: Product::Logits, outputs: 7, inputs: 5 }, rows);
-        assert_eq!(of(129), Some(Choice::CublasLt([8; 8])));
-        assert_eq!(of(128), Some(Choice::CublasLt([1, 2, 3, 4, 5, 6, 7, u64::MAX])));
-        assert_eq!(of(8193), Some(Choice::CublasLt([9; 8])));
-        let digest = plan.digest();
-        plan.set(Key { product: Product::Linear, outputs: 7, inputs: 5 }, Choice::CublasLt([0; 8]));
-        assert_ne!(plan.digest(), digest);
-    }
-
-    #[test]
-    fn a_broken_plan_is_refused_with_its_line() {
-        let refused = |text: &str| text.parse::<Plan>().unwrap_err().to_string();
-        assert!(refused("").contains("nothing"));
-        assert!(refused("something").starts_with("line 1 "));
-        assert!(refused("nodus-cuda-plan 1\nlinear 3 x own").contains("line 2 of the plan: a size"));
-        assert!(refused("nodus-cuda-plan 1\nlinear 3 4 cublaslt 1 2").contains("too few words"));
-        assert!(refused("nodus-cuda-plan 1\nlinear 3 4 apart").contains("unknown kind"));
-        assert!(refused("nodus-cuda-plan 1\nlinear 3 4 own own").contains("too many"));
-        assert!(
-            refused("nodus-cuda-plan 1\nlinear 3 4 own\nlinear 3 4 to 77 cublaslt 1 2 3 4 5 6 7 8")
-                .contains("line 3 of the plan: a bucket")
-        );
-        assert!(refused("nodus-cuda-plan 1\nlinaer 3 4 own").contains("unknown product"));
     }
 }
