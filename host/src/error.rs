@@ -5,6 +5,7 @@
 use std::fmt::Display;
 use std::io;
 
+use nodus_receipts::ledger::SealError;
 use nodus_state::StateError;
 
 use crate::text::nearest;
@@ -81,6 +82,18 @@ pub(crate) fn is_disk(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.downcast_ref::<StateError>().is_some_and(StateError::is_disk) || cause.downcast_ref::<io::Error>().is_some_and(is_full)
     })
+}
+
+/// Whether a tenant's quota has no room for what a job leaves, as it is told.
+pub(crate) fn over_quota(error: &anyhow::Error) -> Option<String> {
+    let refused =
+        error.chain().find_map(|cause| cause.downcast_ref::<StateError>().filter(|cause| matches!(cause, StateError::Quota { .. })))?;
+    Some(format!("there is no room for what the job leaves: {refused}; delete jobs, data sets or components, or have the quota raised"))
+}
+
+/// Whether the receipt that was to be sealed can never be: what failed fails again however often it is done.
+pub(crate) fn is_unsealable(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| cause.downcast_ref::<SealError>().is_some_and(SealError::is_lasting))
 }
 
 /// Whether all that failed is that nobody reads our output any more.

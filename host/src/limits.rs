@@ -5,6 +5,7 @@
 use std::str::FromStr;
 
 use nodus_sandbox::Limits;
+use nodus_sandbox::limits::RECEIPT_MAXIMA;
 
 use crate::text::{escape, nearest, parse_bytes};
 
@@ -44,6 +45,16 @@ pub enum LimitError {
         /// As given.
         value: String,
     },
+    /// More than a receipt can hold.
+    #[error("limit `{name}` is {value}, expected at most {max}: all that it bounds stands in the job's receipt")]
+    Receipt {
+        /// Which.
+        name: &'static str,
+        /// As given.
+        value: u64,
+        /// What a receipt can hold.
+        max: u64,
+    },
     /// Beyond what a service allows its tenants.
     #[error(
         "limit `{name}` would be {value}, expected at most {max}: the service's operator can allow more, under `limits` of its settings"
@@ -62,7 +73,7 @@ impl Limit {
     /// Reads a limit of this name.
     ///
     /// # Errors
-    /// There is none, or the value is no number.
+    /// There is none, or the value is no number, or more than a receipt can hold.
     pub fn new(name: &str, value: &str) -> Result<Self, LimitError> {
         let Some(known) = Limits::NAMES.iter().find(|known| **known == name) else {
             let hint = match nearest(name, Limits::NAMES) {
@@ -73,7 +84,11 @@ impl Limit {
         };
         let wrong = || LimitError::Value { name: known, value: escape(&value.chars().take(80).collect::<String>()) };
         let number = if known.ends_with("-bytes") { parse_bytes(value).ok() } else { value.parse().ok() };
-        Ok(Self { name: known, value: number.ok_or_else(wrong)? })
+        let value = number.ok_or_else(wrong)?;
+        match RECEIPT_MAXIMA.iter().find(|(name, _)| name == known) {
+            Some((_, max)) if value > *max => Err(LimitError::Receipt { name: known, value, max: *max }),
+            _ => Ok(Self { name: known, value }),
+        }
     }
 
     /// Whether it bounds what is uploaded, and so holds for a whole run.
@@ -136,22 +151,24 @@ pub(crate) fn within(mut limits: Limits, given: &[Limit], maxima: &Limits) -> Re
 mod tests {
     use nodus_sandbox::Limits;
 
-    use super::{Limit, LimitError, MAXIMA, over, within};
+    use super::{Limit, LimitError, MAXIMA, RECEIPT_MAXIMA, over, within};
 
     /// Of every limit, so that none is forgotten.
     #[test]
     fn a_tenant_lowers_limits_and_raises_them_as_far_as_the_operator_allows() {
         for (name, max) in MAXIMA.entries() {
             let asked = |value: u64| {
-                let given = [Limit::new(name, &value.to_string()).unwrap()];
+                let given = [Limit::new(name, &value.to_string())?];
                 within(over(Limits::DEFAULT, &given), &given, &MAXIMA)
             };
             for value in [0, max] {
                 assert!(asked(value).unwrap().entries().contains(&(name, value)), "{name} {value}");
             }
-            for value in [max + 1, u64::MAX] {
-                assert_eq!(asked(value).unwrap_err(), LimitError::High { name, value, max });
-            }
+            assert_eq!(asked(max + 1).unwrap_err(), LimitError::High { name, value: max + 1, max });
+            let (value, of_receipts) = (u64::MAX, RECEIPT_MAXIMA.iter().find(|(other, _)| *other == name));
+            let expected =
+                of_receipts.map_or(LimitError::High { name, value, max }, |(_, max)| LimitError::Receipt { name, value, max: *max });
+            assert_eq!(asked(value).unwrap_err(), expected);
         }
         let maxima = Limits { wall_ms: 5, device_bytes: 7, ..MAXIMA };
         let small = Limits { device_bytes: 7, ..Limits::DEFAULT };

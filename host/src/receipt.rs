@@ -198,11 +198,18 @@ mod tests {
     use nodus_protocol::Digest;
     use nodus_receipts::statement::DigestSet;
     use nodus_sandbox::Limits;
+    use nodus_sandbox::limits::{ARTIFACT_NAME_BYTES_MAX, RECEIPT_MAXIMA};
     use serde_json::{Value, json};
 
     use super::{Artifact, CONTRACT, EvaluationEntry, ExternalEvent, HeldOut, Predicate, Program, Resource, Statement, Times};
+    use crate::books::{Account, Again, Books};
+    use crate::error::{is_disk, is_unsealable};
 
     fn statement(started_unix_ms: u64) -> Value {
+        serde_json::to_value(small(started_unix_ms)).unwrap()
+    }
+
+    fn small(started_unix_ms: u64) -> Statement {
         let predicate = Predicate {
             component: Resource::new("sft.wasm", Digest::of(b"component")),
             contract: CONTRACT.into(),
@@ -226,8 +233,41 @@ mod tests {
             previous_receipt: None,
             times: Times { started_unix_ms, wall_ms: started_unix_ms / 2, component_cpu_ms: 1 },
         };
-        serde_json::to_value(Statement::new(vec![Resource::new("adapter/adapter_model.safetensors", Digest::of(b"file"))], predicate))
-            .unwrap()
+        Statement::new(vec![Resource::new("adapter/adapter_model.safetensors", Digest::of(b"file"))], predicate)
+    }
+
+    /// Of a job that did all that its limits can be set to, and so many times as many adapters.
+    fn large(times: u64) -> Statement {
+        let [artifacts, evaluations, parameter_bytes] = RECEIPT_MAXIMA.map(|(_, max)| usize::try_from(max).unwrap());
+        let mut statement = small(u64::MAX);
+        let predicate = &mut statement.predicate;
+        predicate.parameters.insert("x".to_owned(), "y".repeat(parameter_bytes).into());
+        let evaluation = EvaluationEntry { adapter: u32::MAX, step: u64::MAX, loss_bits: "0x40b80d3c".into() };
+        predicate.held_out_losses = vec![evaluation; evaluations];
+        let resource = |number: usize, end: &str| Resource::new(format!("{number:0ARTIFACT_NAME_BYTES_MAX$}{end}"), Digest::of(b"file"));
+        let artifact = |number| Artifact { resource: resource(number, ""), adapter: u32::MAX, step: u64::MAX, bytes: u64::MAX };
+        let numbers = 0..artifacts * usize::try_from(times).unwrap();
+        predicate.artifacts = numbers.clone().map(artifact).collect();
+        let files = |number| ["/README.md", "/adapter_config.json", "/adapter_model.safetensors"].map(|file| resource(number, file));
+        statement.subject = numbers.flat_map(files).collect();
+        statement
+    }
+
+    #[test]
+    fn whatever_the_limits_allow_has_a_receipt_and_what_has_none_never_will() {
+        let root = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
+        let mut books = Books::open(root.try_clone().unwrap()).unwrap();
+        let account = Account { job: "job".to_owned(), tenant: "t".repeat(64), again: Again::Attempt(false) };
+        let mut seal = |statement: &Statement| {
+            books.seal(&account, |previous| {
+                let mut statement = statement.clone();
+                statement.predicate.previous_receipt = previous.map(DigestSet);
+                serde_json::to_vec(&statement)
+            })
+        };
+        let refused = seal(&large(2)).unwrap_err();
+        assert!(is_unsealable(&refused) && !is_disk(&refused), "{refused:#}");
+        seal(&large(1)).unwrap();
     }
 
     #[test]

@@ -14,7 +14,10 @@ pub struct Quota {
     /// Jobs that run at the same time. More wait.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub running_jobs: Option<u64>,
-    /// Bytes of everything kept, each content counted once. Refuses the upload.
+    /// Jobs of high priority that wait or run. Refuses the submission.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub high_jobs: Option<u64>,
+    /// Bytes of everything kept, each content counted once. Refuses the upload and the submission; ends a job that leaves more.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stored_bytes: Option<u64>,
     /// Device memory of jobs that run. A job that needs more alone is refused; others wait.
@@ -35,7 +38,9 @@ pub struct Usage {
     pub queued_jobs: u64,
     /// Jobs that run.
     pub running_jobs: u64,
-    /// Bytes of everything kept, each content counted once.
+    /// Jobs of high priority that wait or run.
+    pub high_jobs: u64,
+    /// Bytes of everything kept, each content counted once, and of what jobs are made of and told.
     pub stored_bytes: u64,
     /// Device memory that the running jobs are planned to hold.
     pub device_bytes: u64,

@@ -109,6 +109,8 @@ limits! {
     artifacts, "artifacts", 64;
     /// Weights of all saved adapters, the latest of each name. Refuses the call.
     artifact_bytes, "artifact-bytes", 4 << 30;
+    /// Evaluations in all. Refuses the call: each stands in the job's receipt.
+    evaluations, "evaluations", 100_000;
 }
 
 impl Default for Limits {
@@ -116,6 +118,9 @@ impl Default for Limits {
         Self::DEFAULT
     }
 }
+
+/// Beyond what nobody may set some limits: what they bound stands in the job's receipt and its line of the ledger, whose sizes are bounded.
+pub const RECEIPT_MAXIMA: [(&str, u64); 3] = [("artifacts", 4000), ("evaluations", 400_000), ("parameter-bytes", 4 << 20)];
 
 /// Rows of one piece of an evaluation at most, whatever `batch-tokens` says; a longer sequence is a piece of its own. A sequence
 /// counts as a multiple of [`EVALUATION_ROW_ALIGN`], as a device may place it. After each piece the job's owner hears how far it is, and can

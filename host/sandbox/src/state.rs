@@ -53,6 +53,7 @@ pub(crate) struct Counts {
     pub(crate) batches: Charges,
     /// Bytes of weights of each saved name.
     pub(crate) artifacts: BTreeMap<String, u64>,
+    pub(crate) evaluations: u64,
 }
 
 impl State {

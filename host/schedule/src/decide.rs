@@ -1,16 +1,17 @@
 //! The decision: who goes first, and where to.
 //!
-//! High priority before low; then jobs that have waited too long, one of each tenant at most; then the tenant that was served least; then
-//! the order of that tenant's line. Whoever fits is placed, so that nobody waits while there is room; a device is kept free only for a job
-//! whose patience is over.
+//! A tenant that has waited for its patience while others have more; high priority before low; then jobs that others were placed before for too
+//! long, one of each tenant at most; then the tenant that was served least; then the order of that tenant's line. Whoever fits is placed, so that
+//! nobody waits while there is room; a device is kept free only for a job whose patience is over.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::plan::{NewEngine, Placement, Plan, Seat, Wait};
 use crate::reason::Reason;
 use crate::room::{Fit, Full, Load, Needs, Room, alone};
-use crate::scene::{Device, DeviceId, Job, JobId, Lane, Priority, Rules, Scene, State, Tenant, TenantId, TrunkId};
+use crate::scene::{Device, DeviceId, Job, Lane, Rules, Scene, State, Tenant, TenantId, TrunkId};
+use crate::turns::Turns;
 
 /// Decides what is to be done now.
 #[must_use]
@@ -41,8 +42,7 @@ struct Desk<'a> {
     rooms: BTreeMap<DeviceId, Room>,
     needs: BTreeMap<TrunkId, Needs>,
     lines: BTreeMap<TenantId, Line<'a>>,
-    /// Running jobs of low priority that nobody told to make room, the latest first.
-    lower: Vec<JobId>,
+    turns: Turns<'a>,
     /// Of each tenant the first job that waits for a device, by its place in the plan.
     heads: Vec<usize>,
     plan: Plan,
@@ -57,7 +57,7 @@ impl<'a> Desk<'a> {
             rooms: rooms.collect(),
             needs: scene.trunks.iter().map(|trunk| (trunk.id, Needs::of(trunk))).collect(),
             lines: scene.tenants.iter().map(|tenant| (tenant.id, Line::new(tenant))).collect(),
-            lower: Vec::new(),
+            turns: Turns::new(scene),
             heads: Vec::new(),
             plan: Plan::default(),
         };
@@ -75,7 +75,6 @@ impl<'a> Desk<'a> {
         let mut jobs: Vec<&Job> = scene.jobs.iter().collect();
         jobs.sort_by_key(|job| (job.priority, job.order, job.id));
         jobs.into_iter().for_each(|job| desk.enter(job));
-        desk.lower.reverse();
         desk
     }
 
@@ -84,14 +83,14 @@ impl<'a> Desk<'a> {
         let Some(line) = self.lines.get_mut(&job.tenant) else { return };
         match job.state {
             State::Waiting { .. } => line.join(job),
-            State::Running { engine, is_pausing } => {
+            State::Running { engine, is_pausing, .. } => {
                 line.took(job);
                 let seat = Seat::Engine(engine);
                 if let Some(room) = self.rooms.values_mut().find(|room| room.has(seat)) {
                     room.put(seat, job, is_pausing);
                 }
-                if job.priority == Priority::Low && !is_pausing {
-                    self.lower.push(job.id);
+                if !is_pausing {
+                    self.turns.enter(job);
                 }
             }
         }
@@ -108,14 +107,15 @@ impl<'a> Desk<'a> {
 
     /// The next unit to be looked at; each is looked at once.
     fn next(&mut self) -> Option<Unit<'a>> {
-        let rules = self.rules;
+        let (rules, ranks) = (self.rules, self.turns.ranks());
         let key = |line: &Line<'a>| {
             let place = line.next(rules)?;
             let first = *line.units.get(place)?.first()?;
             let aged_ms = aged_ms(first);
             let due = aged_ms >= rules.patience_ms;
             let virtual_ns = line.tenant.virtual_ns.saturating_add(u128::from(rules.quantum_ns) * u128::from(line.running));
-            Some(((first.priority, !due, Reverse(if due { aged_ms } else { 0 }), virtual_ns, line.tenant.id), place))
+            let turn = Reverse(ranks.get(&line.tenant.id).copied());
+            Some(((turn, first.priority, !due, Reverse(if due { aged_ms } else { 0 }), virtual_ns, line.tenant.id), place))
         };
         let ((.., tenant), place) = self.lines.values().filter_map(key).min()?;
         Some(self.lines.get_mut(&tenant)?.units.remove(place))
@@ -142,7 +142,7 @@ impl<'a> Desk<'a> {
         match self.is_in_quota(job) {
             Ok(()) => true,
             Err(reason) => {
-                self.plan.wait.push(Wait { job: job.id, reason, ages: false });
+                self.plan.wait.push(Wait { job: job.id, reason, ages: false, is_head: false });
                 false
             }
         }
@@ -193,7 +193,7 @@ impl<'a> Desk<'a> {
         if seat == Seat::New(next) {
             self.plan.start.push(NewEngine { device, trunk: job.trunk, lane: job.lane });
         }
-        self.plan.place.push(Placement { job: job.id, seat });
+        self.plan.place.push(Placement { job: job.id, seat, is_turn: self.turns.placed(job.tenant) });
         // Whoever came before it in the order was passed over.
         for head in &self.heads {
             self.plan.wait.get_mut(*head).into_iter().for_each(|wait| wait.ages = true);
@@ -211,11 +211,12 @@ impl<'a> Desk<'a> {
         if self.rooms.values().all(|room| room.memory_bytes() < needed) {
             return self.why(job, needs);
         }
-        if self.evict(job, needs) || (job.priority == Priority::High && self.displace(job, needs)) {
+        let is_head = self.lines.get(&job.tenant).is_some_and(|line| !line.has_head);
+        if self.evict(job, needs) || self.displace(job, needs) || (is_head && self.take_turn(job, needs)) {
             return Reason::MakingRoom;
         }
         let reason = self.why(job, needs);
-        if aged_ms(job) >= self.rules.patience_ms {
+        if is_head && aged_ms(job) >= self.rules.patience_ms {
             let large = self.rooms.values_mut().filter(|room| !room.is_kept && room.memory_bytes() >= needed && room.is_open_to(job));
             large.min_by_key(|room| room.jobs()).into_iter().for_each(|room| room.is_kept = true);
         }
@@ -233,15 +234,33 @@ impl<'a> Desk<'a> {
         true
     }
 
-    /// Has jobs of low priority make room where that lets the job in.
+    /// Has jobs of low priority make room for one of high priority, where that lets it in.
     fn displace(&mut self, job: &Job, needs: Needs) -> bool {
-        let lower = &self.lower;
+        let lower = self.turns.lower(job);
+        if lower.is_empty() {
+            return false;
+        }
         let open = self.rooms.values_mut().filter(|room| !room.is_kept);
-        let found = open.filter_map(|room| room.displace(job, needs, lower).map(|jobs| (jobs.len(), jobs, room)));
+        let found = open.filter_map(|room| room.displace(job, needs, &lower).map(|jobs| (jobs.len(), jobs, room)));
         let Some((_, jobs, room)) = found.min_by_key(|(count, ..)| *count) else { return false };
         room.is_kept = true;
-        let gone: BTreeSet<JobId> = jobs.iter().copied().collect();
-        self.lower.retain(|id| !gone.contains(id));
+        self.turns.leave(&jobs);
+        self.plan.pause.extend(jobs);
+        true
+    }
+
+    /// Has jobs of others who have more make room, where the first of a tenant that has waited for its patience gets in by that.
+    fn take_turn(&mut self, job: &Job, needs: Needs) -> bool {
+        let (turns, aged_ms) = (&self.turns, aged_ms(job));
+        let of_room = |room: &Room| {
+            let jobs = room.displace(job, needs, &turns.yielding(job, aged_ms, |id| room.holds(id)))?;
+            Some((turns.bears(job, aged_ms, &jobs)?, jobs))
+        };
+        let open = self.rooms.values_mut().filter(|room| !room.is_kept);
+        let found = open.filter_map(|room| of_room(room).map(|(emptied, jobs)| ((emptied, jobs.len()), jobs, room)));
+        let Some((_, jobs, room)) = found.min_by_key(|(cost, ..)| *cost) else { return false };
+        room.is_kept = true;
+        self.turns.leave(&jobs);
         self.plan.pause.extend(jobs);
         true
     }
@@ -294,7 +313,7 @@ impl<'a> Desk<'a> {
         if is_head {
             self.heads.push(self.plan.wait.len());
         }
-        self.plan.wait.push(Wait { job: job.id, reason, ages: is_head && aged_ms(job) > 0 });
+        self.plan.wait.push(Wait { job: job.id, reason, ages: is_head && aged_ms(job) > 0, is_head });
     }
 
     fn needs(&self, job: &Job) -> Needs {

@@ -8,6 +8,7 @@ mod reason;
 mod room;
 mod scene;
 mod share;
+mod turns;
 
 pub use decide::decide;
 pub use plan::{NewEngine, Placement, Plan, Seat, Wait};

@@ -32,6 +32,8 @@ pub struct Placement {
     pub job: JobId,
     /// Where.
     pub seat: Seat,
+    /// Whether its tenant had waited for its patience: how long it waits is counted anew.
+    pub is_turn: bool,
 }
 
 /// A job that goes on waiting.
@@ -44,6 +46,8 @@ pub struct Wait {
     /// Whether its patience runs: it is its tenant's first that waits for a device, and somebody whose turn was later was placed before it,
     /// now or since it has been told so. See [`crate::State::Waiting`].
     pub ages: bool,
+    /// Whether it is its tenant's first that waits for a device: its tenant waits. See [`crate::Tenant::waited_ms`].
+    pub is_head: bool,
 }
 
 /// What is to be done. Every waiting job is placed or told why not.
@@ -55,7 +59,7 @@ pub struct Plan {
     pub start: Vec<NewEngine>,
     /// Jobs to be started, in this order.
     pub place: Vec<Placement>,
-    /// Jobs of low priority that are to make room: to be ended and run again later.
+    /// Jobs that are to make room, for one of high priority or for a tenant that has waited too long: to be ended and run again later.
     pub pause: Vec<JobId>,
     /// Jobs that go on waiting.
     pub wait: Vec<Wait>,

@@ -244,17 +244,37 @@ impl Room {
         without.fit(job, needs).is_ok().then_some(ended)
     }
 
-    /// The fewest of these jobs, taken in their order, whose end would let the job in, with the idle engines that must end too.
-    pub(crate) fn displace(&self, job: &Job, needs: Needs, lower: &[JobId]) -> Option<Vec<JobId>> {
-        let (mut without, mut ended) = (self.without_leaving(), Vec::new());
-        for id in lower.iter().filter(|id| self.loads.values().any(|load| load.jobs.contains_key(id))) {
-            if without.evict(job, needs).is_some() {
+    /// Whether a job runs here.
+    pub(crate) fn holds(&self, job: JobId) -> bool {
+        self.loads.values().any(|load| load.jobs.contains_key(&job))
+    }
+
+    /// The fewest of these jobs, taken in their order, whose end would let the job in, with the idle engines that must end too. Whoever of them
+    /// turns out not to be needed stays.
+    pub(crate) fn displace(&self, job: &Job, needs: Needs, jobs: &[JobId]) -> Option<Vec<JobId>> {
+        let here: Vec<JobId> = jobs.iter().copied().filter(|id| self.holds(*id)).collect();
+        let lets_in = |ended: &[JobId]| {
+            let mut without = self.without_leaving();
+            without.loads.values_mut().for_each(|load| load.jobs.retain(|id, _| !ended.contains(id)));
+            without.evict(job, needs).is_some()
+        };
+        if here.is_empty() || !lets_in(&here) {
+            return None;
+        }
+        let mut ended: Vec<JobId> = Vec::new();
+        for id in here {
+            ended.push(id);
+            if lets_in(&ended) {
                 break;
             }
-            without.loads.values_mut().for_each(|load| load.jobs.retain(|other, _| other != id));
-            ended.push(*id);
         }
-        without.evict(job, needs).is_some().then_some(ended)
+        for id in ended.clone() {
+            let others: Vec<JobId> = ended.iter().copied().filter(|other| *other != id).collect();
+            if !others.is_empty() && lets_in(&others) {
+                ended = others;
+            }
+        }
+        Some(ended)
     }
 
     /// As it will be when those have gone that are going.

@@ -40,7 +40,7 @@ pub enum Lane {
 /// Who goes first, whatever was used so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
-    /// Goes first, and may have jobs of low priority pause where memory is short.
+    /// Goes first, and may have jobs of low priority pause where memory is short. It gives way itself to a tenant that has waited too long.
     High,
     /// The usual.
     Low,
@@ -105,6 +105,9 @@ pub struct Tenant {
     pub virtual_ns: u128,
     /// Device time used so far, in milliseconds.
     pub device_ms: u64,
+    /// How long some job of its has been told [`crate::Wait::is_head`], without a break and since a job of its was placed that was told
+    /// [`crate::Placement::is_turn`], in milliseconds.
+    pub waited_ms: u64,
     /// What it may.
     pub quota: Quota,
 }
@@ -148,6 +151,10 @@ pub enum State {
         engine: EngineId,
         /// Whether it was told to make room.
         is_pausing: bool,
+        /// How long it has been at work here, in milliseconds: what it takes to begin, or to be where it was before, is none of it.
+        ran_ms: u64,
+        /// Whether it was told [`crate::Placement::is_turn`].
+        is_turn: bool,
     },
 }
 
@@ -182,8 +189,8 @@ pub struct Rules {
     pub device_jobs_max: u64,
     /// Engines of the lane `mps` on one device at once.
     pub device_mps_max: u64,
-    /// How long a job at the head of its tenant's line lets others take memory that it could use, in milliseconds. Beyond it a device is
-    /// cleared for it.
+    /// How long a job at the head of its tenant's line lets others take memory that it could use, in milliseconds; beyond it a device is
+    /// cleared for it. Also how long a tenant waits before others that have more give way, and how long a job is at work before it gives way.
     pub patience_ms: u64,
     /// How long an engine without jobs stays, in milliseconds.
     pub idle_ms_max: u64,

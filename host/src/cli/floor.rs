@@ -44,7 +44,7 @@ pub struct FloorArgs {
     /// Jobs on each device at once [default: 64]
     #[arg(long, value_name = "N")]
     pub device_jobs: Option<NonZeroUsize>,
-    /// How long a tenant's first job lets others pass before a device is cleared for it [default: 60]
+    /// How long a tenant waits before others that have more give way, and a job works before it does [default: 60]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     pub patience: Option<Duration>,
     /// How long an engine without jobs stays, and a process of a tenant's guests [default: 300]

@@ -84,6 +84,7 @@ pub(super) async fn usage(remote: &Remote, as_json: bool, out: &mut dyn Write) -
     let rows = [
         row("queued-jobs", usage.queued_jobs, quota.queued_jobs, number),
         row("running-jobs", usage.running_jobs, quota.running_jobs, number),
+        row("high-jobs", usage.high_jobs, quota.high_jobs, number),
         row("stored-bytes", usage.stored_bytes, quota.stored_bytes, bytes),
         row("device-bytes", usage.device_bytes, quota.device_bytes, bytes),
         row("device-ms", usage.device_ms, quota.device_ms, number),

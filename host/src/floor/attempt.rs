@@ -20,7 +20,7 @@ use super::settle::{Attempted, Ending, settle};
 use super::settler::{NO_WRITES, Settler};
 use super::transcript::Transcript;
 use crate::engine::Process;
-use crate::error::is_disk;
+use crate::error::{is_disk, over_quota};
 use crate::journal::{Fault, Scribe, Terms, identity};
 use crate::run::Folder;
 use crate::run::course::Ended;
@@ -162,6 +162,7 @@ fn ending(fared: &Fared, (is_alive, was_at_work): (bool, bool), process: &Proces
         Err(error) if error.downcast_ref::<super::transcript::Diverged>().is_some() => Ending::Diverged(format!("{error:#}")),
         _ if !is_alive => Ending::EngineProcess { how: how(), was_at_work },
         Err(error) if is_disk(error) => Ending::Refused(format!("{error:#}")),
+        Err(error) if let Some(why) = over_quota(error) => Ending::OverQuota(why),
         Err(error) => Ending::HostFault(format!("{error:#}")),
         Ok(None) => Ending::HostFault("it was not started".to_owned()),
         Ok(Some(Ended { end: None, .. })) if *run.wishes().borrow() == Wish::Cancel => Ending::Over,

@@ -12,6 +12,7 @@ use nodus_state::{Change, CohortId, JobId, TenantId};
 use tokio::sync::watch;
 
 use super::engines::Engine;
+use super::stint::Stint;
 use super::suspects::Suspects;
 
 /// What is wished of a job that runs; a later one outweighs an earlier.
@@ -39,12 +40,19 @@ pub(super) struct Run {
     pub(super) is_tried: bool,
     /// Time in passes that was counted so far.
     pub(super) counted_ns: u64,
+    /// How long it has its seat, and whether that was its tenant's turn.
+    pub(super) stint: Stint,
     wish: Arc<watch::Sender<Wish>>,
 }
 
 impl Run {
-    pub(super) fn new((tenant, cohort): (TenantId, CohortId), (numbers, is_tried): (Job, bool), engine: EngineId, slot: JobSlot) -> Self {
-        Self { tenant, cohort, numbers, engine, slot, is_tried, counted_ns: 0, wish: Arc::new(watch::Sender::new(Wish::GoOn)) }
+    pub(super) fn new(
+        (tenant, cohort): (TenantId, CohortId),
+        (numbers, is_tried): (Job, bool),
+        (engine, slot): (EngineId, JobSlot),
+        stint: Stint,
+    ) -> Self {
+        Self { tenant, cohort, numbers, engine, slot, is_tried, counted_ns: 0, stint, wish: Arc::new(watch::Sender::new(Wish::GoOn)) }
     }
 
     pub(super) fn wishes(&self) -> watch::Receiver<Wish> {
@@ -105,6 +113,8 @@ pub(super) struct Board {
     pub(super) shares: Shares,
     /// Since when the patience of a job runs.
     pub(super) aging: BTreeMap<JobId, Instant>,
+    /// Since when tenants wait for a turn.
+    pub(super) waiting: BTreeMap<TenantId, Instant>,
     /// Jobs that the host failed.
     pub(super) jobs_later: BTreeMap<JobId, Backoff>,
     /// Jobs that were at work in engines that died.

@@ -116,9 +116,10 @@ impl At<'_> {
         std::future::pending().await
     }
 
-    /// Says what was done again, once nothing more is. Never resolves.
+    /// Says what was done again, once nothing more is: the job is at work from then on. Never resolves.
     async fn tell_going_on(&self) {
         self.scribe.caught_up().await;
+        self.shared.board().running.get_mut(&self.claim.job).into_iter().for_each(|run| run.stint.begin());
         let Tally { answered, repeated, repeated_steps, repeated_ms, .. } = self.scribe.tally();
         if answered + repeated > 0 {
             let job = self.claim.job;

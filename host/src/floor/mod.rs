@@ -16,6 +16,7 @@ mod rooms;
 mod scene;
 mod settle;
 mod settler;
+mod stint;
 mod suspects;
 mod threads;
 mod transcript;

@@ -17,6 +17,7 @@ use super::engines::{self, Stage};
 use super::scene::View;
 use super::settle;
 use super::settler::Settler;
+use super::stint::Stint;
 use crate::run::conclude::REFUSED;
 
 /// Obeys a plan that was made for this view.
@@ -87,9 +88,13 @@ fn place(shared: &Arc<Shared>, plan: &Plan, view: &View, started: &[Option<Engin
         let Some(engine) = board.engines.get_mut(&id) else { continue };
         engine.idle_since = None;
         let engine = engine.clone();
-        let run = Run::new((waiting.tenant, waiting.cohort), (waiting.numbers, waiting.is_tried), id, slot);
+        let stint = Stint::new(placed.is_turn);
+        let run = Run::new((waiting.tenant, waiting.cohort), (waiting.numbers, waiting.is_tried), (id, slot), stint);
         board.running.insert(waiting.job, run.clone());
         board.aging.remove(&waiting.job);
+        if placed.is_turn {
+            board.waiting.remove(&waiting.tenant);
+        }
         drop(board);
         tokio::spawn(attempt(shared.clone(), waiting.job, run, engine));
     }
@@ -98,15 +103,18 @@ fn place(shared: &Arc<Shared>, plan: &Plan, view: &View, started: &[Option<Engin
 /// What owners are to be told that they were not told yet. Patience is counted on the way.
 fn reasons(board: &mut Board, plan: &Plan, view: &View) -> Vec<(JobId, String)> {
     let mut reasons: BTreeMap<JobId, String> = view.aside.iter().cloned().collect();
-    let mut aging = BTreeMap::new();
+    let (mut aging, mut tenants) = (BTreeMap::new(), BTreeMap::new());
     for wait in &plan.wait {
         let Some(waiting) = view.waiting.get(&wait.job) else { continue };
         if wait.ages {
             aging.insert(waiting.job, board.aging.get(&waiting.job).copied().unwrap_or_else(Instant::now));
         }
+        if wait.is_head {
+            tenants.insert(waiting.tenant, board.waiting.get(&waiting.tenant).copied().unwrap_or_else(Instant::now));
+        }
         reasons.insert(waiting.job, wait.reason.to_string());
     }
-    board.aging = aging;
+    (board.aging, board.waiting) = (aging, tenants);
     for (job, run) in &board.running {
         let is_starting = board.engines.get(&run.engine).is_some_and(|engine| matches!(*engine.stage.borrow(), Stage::Starting));
         if is_starting {

@@ -85,7 +85,8 @@ pub(super) fn look(shared: &Shared) -> anyhow::Result<View> {
         let (id, most) = (tenant_of(tenant.id), |bound: Option<u64>| bound.unwrap_or(u64::MAX));
         let nodus_state::Quota { running_jobs, device_bytes, device_ms, .. } = tenant.quota;
         let quota = schedule::Quota { running_jobs: most(running_jobs), device_ms: most(device_ms), device_bytes: most(device_bytes) };
-        Tenant { id, virtual_ns: board.shares.of(id), device_ms: tenant.device_ms + running_ms(tenant.id), quota }
+        let waited_ms = told_ms(board.waiting.get(&tenant.id));
+        Tenant { id, virtual_ns: board.shares.of(id), device_ms: tenant.device_ms + running_ms(tenant.id), waited_ms, quota }
     };
     view.scene.tenants = tenants.iter().map(tenant).collect();
     Ok(view)
@@ -136,13 +137,15 @@ fn still(shared: &Shared, board: &Board) -> Scene {
         memory_bytes: place.memory_bytes,
         shares_weights: place.shares_weights,
     };
-    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let engine = |(id, engine): (&schedule::EngineId, &super::engines::Engine)| {
         let schedule::NewEngine { device, trunk, lane } = engine.numbers;
         Engine { id: *id, device, trunk, lane, is_stopping: engine.is_stopping, idle_ms: ms(engine.idle()) }
     };
-    let job =
-        |run: &super::board::Run| Job { state: Progress::Running { engine: run.engine, is_pausing: run.is_pausing() }, ..run.numbers };
+    let (now, patience) = (Instant::now(), Duration::from_millis(shared.options.rules.patience_ms));
+    let job = |run: &super::board::Run| {
+        let (ran_ms, is_turn) = (ms(run.stint.worked(patience, now)), run.stint.is_turn);
+        Job { state: Progress::Running { engine: run.engine, is_pausing: run.is_pausing(), ran_ms, is_turn }, ..run.numbers }
+    };
     let bar = |(kind, later): (&Kind, &Backoff)| {
         let Kind { device, trunk, lane, job } = *kind;
         Some(Bar { device, trunk, lane, job, left_ms: ms(later.left()?) })
@@ -178,9 +181,7 @@ fn enter(
         view.aside.push((queued.job, format!("waiting behind {} of your own jobs", *length - 1)));
         return;
     }
-    let aged = board.aging.get(&queued.job).map_or(Duration::ZERO, Instant::elapsed);
-    // Told to age is aging, be it since a moment ago.
-    let aged_ms = if board.aging.contains_key(&queued.job) { u64::try_from(aged.as_millis()).unwrap_or(u64::MAX).max(1) } else { 0 };
+    let aged_ms = told_ms(board.aging.get(&queued.job));
     let own_lane = lane(queued.lane);
     let is_tried = own_lane != schedule::Lane::Solo && board.suspects.is_tried(queued.job);
     let numbers = Job {
@@ -203,6 +204,15 @@ fn enter(
         numbers.id,
         Waiting { job: queued.job, tenant: queued.tenant, cohort: queued.cohort, numbers, is_tried, model: model.clone() },
     );
+}
+
+fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// How long somebody has been told to wait; be it since a moment ago, it is not nothing.
+fn told_ms(since: Option<&Instant>) -> u64 {
+    since.map_or(0, |since| ms(since.elapsed()).max(1))
 }
 
 fn cohort_of(cohort: CohortId) -> schedule::CohortId {

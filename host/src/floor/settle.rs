@@ -15,7 +15,7 @@ use super::engines::lane_name;
 use super::numbers;
 use super::settler::{NO_WRITES, Settler, is_stale};
 use crate::books::{Account, Again};
-use crate::error::{exit_code, is_disk, refusal_code};
+use crate::error::{exit_code, is_disk, is_unsealable, over_quota, refusal_code};
 use crate::journal::BegunElsewhere;
 use crate::receipt;
 use crate::run::conclude::{CANCELLED, INTERNAL, Kept, Office, REFUSED, Status, Verdict, decide, enter};
@@ -24,6 +24,9 @@ use crate::store::{Workspace, copy};
 
 /// How the ledger calls a job whose guest process died, again and again.
 const GUEST_PROCESS: &str = "guest-process";
+
+/// How it calls a job whose tenant has no room for what it leaves.
+const STORED_BYTES: &str = "stored-bytes";
 
 /// Failures of the host that one job may meet in all, however far it got between them, over restarts of the service.
 const FAILURES_MAX: u64 = 100;
@@ -57,6 +60,8 @@ pub(super) enum Ending {
     HostFault(String),
     /// What it did could not be written, since the disk took no writes.
     Refused(String),
+    /// Its tenant's quota has no room for what it told.
+    OverQuota(String),
     /// It told something else than before.
     Diverged(String),
 }
@@ -121,6 +126,7 @@ fn settle_blocking(settler: &Settler, attempted: anyhow::Result<Attempted>) -> a
         }
         Ending::HostFault(why) => again(settler, (why, Outcome::Broken), is_further, device_ms),
         Ending::Refused(why) => refused(settler, why, is_further, device_ms),
+        Ending::OverQuota(why) => end(settler, (Outcome::Failed, why, STORED_BYTES), device_ms),
         Ending::Diverged(why) => {
             tracing::error!(job = %claim.job, attempt = claim.attempt, "{why}");
             end(settler, (Outcome::Broken, OURS, INTERNAL), device_ms)
@@ -147,6 +153,10 @@ fn conclude_over(settler: &Settler, attempted: &Attempted, account: &Account, de
     let Attempted { post, fared, workspace, lane, is_further, .. } = attempted;
     let shared = &settler.shared;
     let broken = |error: &anyhow::Error| again(settler, (&format!("{error:#}"), Outcome::Broken), *is_further, device_ms);
+    let no_room = settler.persist(|| no_room(shared, settler.claim, workspace.dir()))?;
+    if let Some(why) = no_room.as_ref().filter(|_| fared.has_completed()) {
+        return end(settler, (Outcome::Failed, why, STORED_BYTES), device_ms);
+    }
     let verdict = settler.persist(|| {
         let mut books = shared.books();
         match decide(&mut Office { components: None, books: &mut books, lane }, account, post, Ok(fared)) {
@@ -159,9 +169,14 @@ fn conclude_over(settler: &Settler, attempted: &Attempted, account: &Account, de
         Status::Stopped => (Outcome::Stopped, None),
         Status::Cancelled | Status::NotStarted => (Outcome::Cancelled, None),
         Status::Failed(why) => (Outcome::Failed, Some(why.as_str())),
+        Status::Broken(error) if is_unsealable(error) => {
+            let Claim { job, attempt } = settler.claim;
+            tracing::error!(%job, attempt, "a job has a receipt that cannot be, and is not run again for it: {error:#}");
+            return end(settler, (Outcome::Broken, OURS, INTERNAL), device_ms);
+        }
         Status::Broken(error) => return broken(error),
     };
-    let is_kept = !matches!(verdict.kept, Kept::Nothing | Kept::Left);
+    let is_kept = no_room.is_none() && !matches!(verdict.kept, Kept::Nothing | Kept::Left);
     let kept = settler.persist(|| match kept(shared, workspace.dir(), outcome.has_receipt(), is_kept) {
         Err(error) if is_disk(&error) => Err(error),
         kept => Ok(kept),
@@ -282,6 +297,21 @@ fn artifacts(shared: &Shared, dir: &Dir) -> anyhow::Result<Vec<(String, Blob)>> 
         Ok((path, staged.keep()?))
     };
     paths.into_iter().map(keep).collect()
+}
+
+/// Why there is no room for a job's results, if there is none. One whose receipt is in the ledger has had it.
+fn no_room(shared: &Shared, claim: Claim, dir: &Dir) -> anyhow::Result<Option<String>> {
+    if shared.books().unsettled()?.contains(&claim.job.to_string()) {
+        return Ok(None);
+    }
+    let mut paths = Vec::new();
+    list(dir, "", &mut paths).context("listing the results")?;
+    let sizes = paths.iter().map(|path| Ok(dir.metadata(path)?.len())).sum::<io::Result<u64>>();
+    let granted = shared.state.grant(&claim, sizes.context("measuring the results")?, 0).context("asking for room for the results");
+    match granted {
+        Ok(_) => Ok(None),
+        Err(error) => over_quota(&error).map(Some).ok_or(error),
+    }
 }
 
 fn list(dir: &Dir, above: &str, found: &mut Vec<String>) -> io::Result<()> {

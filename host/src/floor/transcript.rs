@@ -17,6 +17,8 @@ use crate::text::one_line;
 
 /// Events that are written together at most, or read.
 const EVENTS_MAX: usize = 256;
+/// Room in its tenant's quota that a job is granted at once for what it tells: asking costs a look at all that the tenant keeps.
+const GRANT_BYTES: u64 = 1 << 20;
 /// Characters of an event that a fault shows.
 const SHOWN_CHARS_MAX: usize = 200;
 
@@ -36,6 +38,8 @@ pub(super) struct Transcript {
     /// Of the last event.
     seq: u64,
     waiting: Vec<NewEvent>,
+    /// Bytes that it may write before it asks again.
+    granted: u64,
     /// What was told before and is to be told again.
     before: VecDeque<NewEvent>,
     /// Whether there may be more of it in the state.
@@ -51,7 +55,7 @@ impl Transcript {
     pub(super) fn new(state: Arc<State>, claim: Claim) -> anyhow::Result<(Self, watch::Receiver<bool>)> {
         let (caught_up, receiver) = watch::channel(false);
         let has_more = claim.attempt > 1;
-        let mut transcript = Self { state, claim, seq: 0, waiting: Vec::new(), before: VecDeque::new(), has_more, caught_up };
+        let mut transcript = Self { state, claim, seq: 0, waiting: Vec::new(), granted: 0, before: VecDeque::new(), has_more, caught_up };
         transcript.look_ahead()?;
         Ok((transcript, receiver))
     }
@@ -71,6 +75,11 @@ impl Transcript {
 
     fn flush(&mut self) -> anyhow::Result<()> {
         if !self.waiting.is_empty() {
+            let bytes = self.waiting.iter().map(NewEvent::bytes).sum();
+            if self.granted < bytes {
+                self.granted = self.state.grant(&self.claim, bytes, GRANT_BYTES).context("asking for room for what the job tells")?;
+            }
+            self.granted -= bytes;
             self.state.append(&self.claim, &self.waiting).context("writing down what the job tells")?;
             self.waiting.clear();
         }

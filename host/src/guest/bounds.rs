@@ -15,6 +15,7 @@ pub(super) struct Bounds {
     log_bytes: u64,
     metrics: u64,
     progress_reports: u64,
+    evaluations: u64,
     /// Reports of how far an evaluation is: each follows a piece, which is a command too.
     pieces: u64,
     /// Whether it was told to stop.
@@ -37,7 +38,8 @@ const CLOSING_BYTES: u64 = 1024;
 
 impl Bounds {
     pub(super) fn new(limits: Limits) -> Self {
-        Self { limits, log_bytes: 0, metrics: 0, progress_reports: 0, pieces: 0, is_stopping: false, saved: BTreeMap::new() }
+        let (log_bytes, metrics, progress_reports, evaluations, pieces) = Default::default();
+        Self { limits, log_bytes, metrics, progress_reports, evaluations, pieces, is_stopping: false, saved: BTreeMap::new() }
     }
 
     /// Counts an event; `commands` is how many the job has sent to its engine.
@@ -58,7 +60,8 @@ impl Bounds {
             Event::Metric { .. } => count(&mut self.metrics, 1, self.limits.metrics, "more metrics than its limit"),
             Event::Progress { .. } => count(&mut self.progress_reports, 1, self.limits.progress_reports, "more reports than its limit"),
             // These are held against the engine's own answers.
-            Event::Step { .. } | Event::Evaluation { .. } => Ok(()),
+            Event::Step { .. } => Ok(()),
+            Event::Evaluation { .. } => count(&mut self.evaluations, 1, self.limits.evaluations, "more evaluations than its limit"),
             Event::Evaluating { .. } => count(&mut self.pieces, 1, commands, "more pieces of evaluations than it asked for"),
             Event::Saved { adapter, step, name, digest } => {
                 let saved = self.saved.get_mut(name).filter(|saved| saved.digest == *digest);

@@ -211,6 +211,12 @@ impl Verdict {
 }
 
 impl Fared {
+    /// Whether the job came to a good end of its own.
+    pub(crate) fn has_completed(&self) -> bool {
+        let end = self.ended.as_ref().ok().and_then(Option::as_ref).and_then(|ended| ended.end.as_ref());
+        matches!(end, Some(JobEnd { outcome: Outcome::Completed, .. }))
+    }
+
     /// What the job used, where it was started and not cut off.
     pub(crate) fn usage(&self) -> Option<&Usage> {
         self.ended.as_ref().ok().and_then(Option::as_ref)?.end.as_ref().map(|end| &end.usage)

@@ -9,13 +9,17 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use nodus_api::Code;
 use nodus_protocol::Digest;
-use nodus_state::{Bearer, Tenant};
+use nodus_state::{Bearer, Tenant, TenantId};
 
 use super::failure::Failure;
 use super::service::App;
 
 /// The tenant that asks, and the SHA-256 of the token that says so.
 pub(super) struct Caller(pub(super) Tenant, pub(super) Digest);
+
+/// Whose request it is, for what is read of it after that was asked.
+#[derive(Clone, Copy)]
+pub(super) struct Of(pub(super) TenantId);
 
 /// The operator asks.
 pub(super) struct Operator;
@@ -40,7 +44,10 @@ impl FromRequestParts<App> for Caller {
         };
         let rate = tenant.quota.requests_per_second;
         match app.rates.take(tenant.id, rate, Instant::now()) {
-            Ok(()) => Ok(Self(*tenant, token)),
+            Ok(()) => {
+                parts.extensions.insert(Of(tenant.id));
+                Ok(Self(*tenant, token))
+            }
             Err(wait) => {
                 let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
                 let detail = format!("at most {} requests a second", rate.unwrap_or_default());

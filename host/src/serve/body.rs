@@ -4,20 +4,24 @@
 
 use std::time::Duration;
 
-use axum::body::to_bytes;
+use axum::body::{Body, HttpBody as _};
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::header;
 use axum::http::request::Parts;
 use nodus_api::Code;
-use nodus_state::{CohortId, JobId};
+use nodus_state::{CohortId, JobId, TenantId};
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
+use tokio_stream::StreamExt as _;
 
+use super::auth::Of;
 use super::failure::Failure;
 use super::service::App;
 
 /// Longest JSON body. Parameters are bounded besides, by the job's own limit.
 const JSON_BYTES_MAX: usize = 4 << 20;
+/// What any request may have of it; for more there are few places.
+pub(super) const JSON_BYTES_USUAL: usize = 64 << 10;
 /// How long a JSON body may take.
 const JSON_TIME_MAX: Duration = Duration::from_secs(30);
 
@@ -27,26 +31,50 @@ pub(super) struct Json<T>(pub(super) T);
 impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
     type Rejection = Failure;
 
-    async fn from_request(request: Request, _: &App) -> Result<Self, Failure> {
+    async fn from_request(request: Request, app: &App) -> Result<Self, Failure> {
         let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
         if kind.split(';').next().map(str::trim) != Some("application/json") {
             return Err(Failure::new(Code::WrongMediaType, "expected `Content-Type: application/json`"));
         }
-        let read = to_bytes(request.into_body(), JSON_BYTES_MAX);
-        let Ok(read) = tokio::time::timeout(JSON_TIME_MAX, read).await else {
-            return Err(Failure::new(Code::TooSlow, format!("expected the body within {} s", JSON_TIME_MAX.as_secs())));
+        // Nothing is read for somebody who was not asked who he is.
+        let Some(Of(of)) = request.extensions().get().copied() else {
+            return Err(Failure::ours(anyhow::anyhow!("a body is read before it is known whose it is")));
         };
-        let bytes = read.map_err(|error| {
-            let is_long = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source())
-                .any(|error| error.to_string().contains("length limit exceeded"));
-            if is_long {
-                Failure::new(Code::TooLarge, format!("expected at most {JSON_BYTES_MAX} bytes of JSON"))
-            } else {
-                Failure::new(Code::BadBody, "the body broke off")
-            }
-        })?;
+        let read = tokio::time::timeout(JSON_TIME_MAX, read(app, of, request.into_body())).await;
+        let slow = || Failure::new(Code::TooSlow, format!("expected the body within {} s", JSON_TIME_MAX.as_secs()));
+        let bytes = read.map_err(|_| slow())??;
         serde_json::from_slice(&bytes).map(Self).map_err(|error| Failure::new(Code::BadBody, wrong(&error)))
     }
+}
+
+/// Reads a body whole. What goes beyond the usual takes one of the few places that a tenant has for that, since it is held in memory however slowly
+/// the rest comes.
+async fn read(app: &App, of: TenantId, body: Body) -> Result<Vec<u8>, Failure> {
+    let (mut bytes, mut place) = (Vec::new(), None);
+    let too_large = || Failure::new(Code::TooLarge, format!("expected at most {JSON_BYTES_MAX} bytes of JSON"));
+    if body.size_hint().exact().is_some_and(|length| length > JSON_BYTES_MAX as u64) {
+        return Err(too_large());
+    }
+    let mut body = body.into_data_stream();
+    while let Some(piece) = body.next().await {
+        let piece = piece.map_err(|_| Failure::new(Code::BadBody, "the body broke off"))?;
+        let length = bytes.len() + piece.len();
+        if length > JSON_BYTES_MAX {
+            return Err(too_large());
+        }
+        if length > JSON_BYTES_USUAL && place.is_none() {
+            let Some(own) = app.body_slots.take(of) else {
+                let detail = format!(
+                    "{} bodies of yours of more than {JSON_BYTES_USUAL} bytes are under way, expected at most so many at the same time",
+                    app.body_slots.of_one_max()
+                );
+                return Err(Failure::new(Code::RateLimited, detail).retry_after(1));
+            };
+            place = Some((own, app.bodies.acquire().await.map_err(|error| Failure::ours(error.into()))?));
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(bytes)
 }
 
 /// What is wrong with a body: JSON that says something else, or none.

@@ -14,6 +14,7 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 
 use super::config::Settings;
 use super::door::Door;
@@ -81,14 +82,14 @@ fn tls(paths: Paths, cert: &Path, key: &Path) -> anyhow::Result<Arc<ServerConfig
     Ok(config.into())
 }
 
-/// Answers requests until the process is asked to end (SIGINT, SIGTERM); then those under way, and no more.
+/// Answers requests until the process is asked to end; then those under way, and no more; asked twice, none.
 ///
 /// # Errors
 /// Ours: the listener failed.
-pub(super) async fn answer(app: App, bound: Bound) -> anyhow::Result<()> {
+pub(super) async fn answer(app: App, bound: Bound, to_end: watch::Receiver<u32>) -> anyhow::Result<()> {
     let door = Door::new(raise_descriptors(), bound.is_behind_proxy);
     let handle = Handle::new();
-    tokio::spawn(end(app.clone(), handle.clone()));
+    tokio::spawn(end(app.clone(), handle.clone(), to_end));
     let service = routes::router(app).into_make_service();
     let served = match bound.tls {
         None => {
@@ -121,20 +122,36 @@ fn raise_descriptors() -> usize {
     has.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX)
 }
 
-/// Resolves when the process is asked to end from now on.
-pub(super) async fn asked_to_end() {
-    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
-        // Without handlers a signal ends the process as it always does.
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
+/// How often the process was asked to end so far (SIGINT, SIGTERM). Within a runtime.
+pub(super) fn asked_to_end() -> watch::Receiver<u32> {
+    let (tell, told) = watch::channel(0);
+    tokio::spawn(async move {
+        let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
+            // Without handlers a signal ends the process as it always does.
+            return std::future::pending().await;
+        };
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            tell.send_modify(|count| *count += 1);
+        }
+    });
+    told
+}
+
+/// Resolves once the process was asked to end so often.
+pub(super) async fn asked(mut to_end: watch::Receiver<u32>, times: u32) {
+    if to_end.wait_for(|count| *count >= times).await.is_err() {
+        std::future::pending().await
     }
 }
 
-async fn end(app: App, handle: Handle<SocketAddr>) {
-    asked_to_end().await;
+async fn end(app: App, handle: Handle<SocketAddr>, to_end: watch::Receiver<u32>) {
+    asked(to_end.clone(), 1).await;
     app.closing.send_replace(true);
     handle.graceful_shutdown(Some(GRACE));
+    asked(to_end, 2).await;
+    handle.shutdown();
 }

@@ -6,6 +6,7 @@
 mod adapters;
 mod auth;
 mod body;
+mod checks;
 mod config;
 mod config_file;
 mod document;
@@ -15,6 +16,7 @@ mod failure;
 mod fsck;
 mod gauges;
 mod housekeeping;
+mod linger;
 mod listen;
 mod rates;
 mod ready_made;
@@ -76,11 +78,12 @@ pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &
     // Scripts wait for this line: all that could still refuse has been opened.
     writeln!(out, "listening on {}", bound.url()).and_then(|()| out.flush()).context("writing to standard output")?;
     runtime.block_on(async {
-        let answered = listen::answer(app, bound).await;
+        let to_end = listen::asked_to_end();
+        let answered = listen::answer(app, bound, to_end.clone()).await;
         if let Some(floor) = floor {
             tokio::select! {
                 () = floor.close() => {}
-                () = listen::asked_to_end() => tracing::warn!("asked to end once more: jobs go on from where they were kept last"),
+                () = listen::asked(to_end, 2) => tracing::warn!("asked to end once more: jobs go on from where they were kept last"),
             }
         }
         answered

@@ -11,6 +11,7 @@ use nodus_sandbox::{Limits, Sandbox, SandboxOptions};
 use nodus_state::{Bars, Change, Kinds, Lane, State, What};
 use tokio::sync::{Semaphore, watch};
 
+use super::checks::Checks;
 use super::failure::Failure;
 use super::rates::Rates;
 use super::slots::Slots;
@@ -26,6 +27,9 @@ use crate::store::Store;
 const UPLOADS_MAX: usize = 64;
 /// Uploads of one tenant at the same time.
 const UPLOADS_OF_ONE_MAX: usize = 8;
+/// Large JSON bodies at the same time, of all tenants (more wait) and of one: each is held in memory.
+const BODIES_MAX: usize = 32;
+const BODIES_OF_ONE_MAX: usize = 4;
 /// Downloads at the same time, of all tenants (more wait) and of one: each has a thread, of which there are some hundreds.
 const DOWNLOADS_MAX: usize = 128;
 const DOWNLOADS_OF_ONE_MAX: usize = 16;
@@ -33,8 +37,9 @@ const DOWNLOADS_OF_ONE_MAX: usize = 16;
 const LEDGERS_MAX: usize = 2;
 /// Submissions that are looked at at the same time: each has a thread, which may wait for another's data to be read.
 const SUBMISSIONS_MAX: usize = 32;
-/// Uploads that are checked or compiled at the same time: each takes a processor.
-const CHECKS_MAX: usize = 2;
+/// Components that are compiled at the same time, and data sets that are read through: each takes a processor.
+const COMPILING_MAX: usize = 2;
+const READING_MAX: usize = 2;
 /// Streams that read their events at the same time, so that ten thousand woken at once leave readers of the database to other requests.
 const TELLING_MAX: usize = 2;
 
@@ -64,13 +69,16 @@ pub(crate) struct Service {
     pub(super) streams: Arc<Streams>,
     pub(super) uploads: Semaphore,
     pub(super) slots: Arc<Slots>,
+    pub(super) bodies: Semaphore,
+    pub(super) body_slots: Arc<Slots>,
     pub(super) downloads: Arc<Semaphore>,
     pub(super) download_slots: Arc<Slots>,
     pub(super) ledgers: Semaphore,
     /// As far as it was read.
     pub(super) ledger: Mutex<Follower>,
     pub(super) submissions: Semaphore,
-    pub(super) checks: Semaphore,
+    pub(super) compiling: Arc<Checks>,
+    pub(super) reading: Arc<Checks>,
     pub(super) telling: Semaphore,
     pub(super) numbers: PrometheusHandle,
     pub(super) offers: Offers,
@@ -120,12 +128,15 @@ impl App {
             streams,
             uploads: Semaphore::new(UPLOADS_MAX),
             slots: Slots::new(UPLOADS_OF_ONE_MAX),
+            bodies: Semaphore::new(BODIES_MAX),
+            body_slots: Slots::new(BODIES_OF_ONE_MAX),
             downloads: Arc::new(Semaphore::new(DOWNLOADS_MAX)),
             download_slots: Slots::new(DOWNLOADS_OF_ONE_MAX),
             ledgers: Semaphore::new(LEDGERS_MAX),
             ledger: Mutex::new(ledger),
             submissions: Semaphore::new(SUBMISSIONS_MAX),
-            checks: Semaphore::new(CHECKS_MAX),
+            compiling: Checks::new(COMPILING_MAX),
+            reading: Checks::new(READING_MAX),
             telling: Semaphore::new(TELLING_MAX),
             numbers,
             offers,

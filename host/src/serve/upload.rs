@@ -3,16 +3,19 @@
 //! Never holds a whole upload in memory, and keeps nothing of one that is refused.
 
 use std::io::{self, Write as _};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use axum::body::{Body, BodyDataStream, Bytes, HttpBody as _};
 use axum::http::HeaderMap;
 use nodus_api::Code;
 use nodus_protocol::Digest;
-use nodus_state::{Staged, StateError, TenantId};
+use nodus_state::{Staged, StateError, TenantId, Whole};
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::StreamExt as _;
 
+use super::checks::Checks;
 use super::failure::Failure;
 use super::service::{App, Service};
 
@@ -20,9 +23,6 @@ use super::service::{App, Service};
 const PIECES_MAX: usize = 16;
 /// How long a body may take that comes as slowly as it may.
 pub(super) const PATIENCE: Patience = Patience { pause: Duration::from_secs(60), bytes_per_second: 16 << 10 };
-/// How long, and how much of it, the rest of a body that was refused is still read: hung up on, its sender would see that and not the answer.
-const LINGER: (Duration, usize) = (Duration::from_secs(5), 64 << 20);
-
 /// How slow a body may be that comes, or is taken: one that is under way keeps others from theirs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
@@ -68,37 +68,38 @@ impl Part {
     }
 }
 
-/// Writes a tenant's body to the disk; `end` decides what becomes of it, away from the threads that answer requests.
+/// Writes a tenant's body to the disk; `end` decides what becomes of it once it is the tenant's turn for that, away from the threads that answer
+/// requests.
 pub(super) async fn upload<T: Send + 'static>(
     app: &App,
     of: TenantId,
     (headers, body): (&HeaderMap, Body),
-    bytes_max: u64,
-    end: impl FnOnce(&Service, Staged<'_>) -> Result<T, Failure> + Send + 'static,
+    (bytes_max, checks): (u64, &Arc<Checks>),
+    end: impl FnOnce(&Service, Whole) -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
-    let length = body.size_hint().exact();
-    let mut body = body.into_data_stream();
-    let taken = match Part::of(headers) {
-        Ok(part) => take(app, of, (&mut body, length, part), bytes_max, end).await,
-        Err(failure) => Err(failure),
-    };
-    if taken.is_err() {
-        tokio::spawn(linger(body));
-    }
-    taken
-}
-
-async fn take<T: Send + 'static>(
-    app: &App,
-    of: TenantId,
-    (body, length, part): (&mut BodyDataStream, Option<u64>, Option<Part>),
-    bytes_max: u64,
-    end: impl FnOnce(&Service, Staged<'_>) -> Result<T, Failure> + Send + 'static,
-) -> Result<T, Failure> {
-    let Some(_slot) = app.slots.take(of) else {
+    let Some(slot) = app.slots.take(of) else {
         let detail = format!("{} uploads of yours are under way, expected at most so many at the same time", app.slots.of_one_max());
         return Err(Failure::new(Code::RateLimited, detail).retry_after(1));
     };
+    let whole = take(app, of, body, Part::of(headers)?, bytes_max).await?;
+    let (app, checks) = (app.clone(), checks.clone());
+    // It goes on where its sender is gone, who then finds it when asking again.
+    let ended = tokio::spawn(async move {
+        let _slot = slot;
+        let turn = checks.take(of).await;
+        let end = move |service: &Service| {
+            let _turn = turn;
+            end(service, whole)
+        };
+        app.blocking(end).await
+    });
+    ended.await.context("an upload's work panicked").map_err(Failure::ours)?
+}
+
+/// Writes a body to the disk, a few at a time.
+async fn take(app: &App, of: TenantId, body: Body, part: Option<Part>, bytes_max: u64) -> Result<Whole, Failure> {
+    let length = body.size_hint().exact();
+    let mut body = body.into_data_stream();
     let _permit = app.uploads.acquire().await.map_err(|error| Failure::ours(error.into()))?;
     let (pieces, inbox) = mpsc::channel::<Piece>(PIECES_MAX);
     let (begin, begun) = oneshot::channel();
@@ -107,28 +108,10 @@ async fn take<T: Send + 'static>(
             None => service.state.receive(of, bytes_max)?,
             Some(Part { digest, offset }) => service.state.resume(of, digest, offset, bytes_max)?,
         };
-        let mut staged = write(staged, (begin, inbox), (length, bytes_max))?;
-        staged.finish()?;
-        // Few at a time: this thread waits, and no request's thread.
-        let _permit = tokio::runtime::Handle::current().block_on(service.checks.acquire()).map_err(|error| Failure::ours(error.into()))?;
-        end(service, staged)
+        Ok(write(staged, (begin, inbox), (length, bytes_max))?.finish()?)
     });
-    let ((), written) = tokio::join!(send(body, pieces, begun, PATIENCE), written);
+    let ((), written) = tokio::join!(send(&mut body, pieces, begun, PATIENCE), written);
     written
-}
-
-/// Reads on, and keeps nothing.
-async fn linger(mut body: BodyDataStream) {
-    let (time, mut rest) = LINGER;
-    let read = async {
-        while let Some(Ok(piece)) = body.next().await
-            && piece.len() <= rest
-        {
-            rest -= piece.len();
-        }
-    };
-    // However far it came.
-    drop(tokio::time::timeout(time, read).await);
 }
 
 /// Passes a body on piece by piece, once whoever takes them has begun. What the host itself takes its time for is not held against the sender: what

@@ -148,11 +148,11 @@ pub(super) fn model(name: String, manifest: ModelManifest) -> api::Model {
 }
 
 pub(super) fn quota(quota: Quota) -> api::Quota {
-    let Quota { queued_jobs, running_jobs, stored_bytes, device_bytes, device_ms, requests_per_second } = quota;
-    api::Quota { queued_jobs, running_jobs, stored_bytes, device_bytes, device_ms, requests_per_second }
+    let Quota { queued_jobs, running_jobs, high_jobs, stored_bytes, device_bytes, device_ms, requests_per_second } = quota;
+    api::Quota { queued_jobs, running_jobs, high_jobs, stored_bytes, device_bytes, device_ms, requests_per_second }
 }
 
 pub(super) fn usage(usage: Usage) -> api::Usage {
-    let Usage { queued_jobs, running_jobs, stored_bytes, device_bytes, device_ms } = usage;
-    api::Usage { queued_jobs, running_jobs, stored_bytes, device_bytes, device_ms }
+    let Usage { queued_jobs, running_jobs, high_jobs, stored_bytes, device_bytes, device_ms } = usage;
+    api::Usage { queued_jobs, running_jobs, high_jobs, stored_bytes, device_bytes, device_ms }
 }

@@ -15,6 +15,7 @@ use crate::access::Access;
 use crate::database::lock;
 use crate::error::{Result, StateError};
 use crate::partial::FOLDER;
+use crate::place::{Place, Whole};
 use crate::room::{Measure, Rooms, Share};
 
 const TMP: &str = "tmp";
@@ -37,18 +38,14 @@ pub(crate) struct Blobs {
 
 /// A file that is being written. Dropped, it is gone, unless it may be gone on with ([`State::resume`](crate::State::resume)).
 pub struct Staged<'a> {
-    pub(crate) blobs: &'a Blobs,
-    pub(crate) name: String,
+    pub(crate) place: Place,
     pub(crate) file: File,
     pub(crate) hash: Sha256,
-    pub(crate) bytes: u64,
     pub(crate) bytes_max: u64,
-    /// Its part of its tenant's quota, where it is a tenant's.
-    pub(crate) share: Option<(Share, Measure<'a>)>,
+    /// What its tenant keeps beside it, where it is a tenant's.
+    pub(crate) measure: Option<Measure<'a>>,
     /// What its content is said to have for a digest.
     pub(crate) expected: Option<Digest>,
-    /// Whether it stays where it is dropped before it is finished.
-    pub(crate) stays: bool,
 }
 
 /// A blob in its place, and pinned there until this is dropped: refer to it by a row before.
@@ -58,7 +55,7 @@ pub struct Kept {
     bytes: u64,
     pins: Pins,
     /// Until it is referred to, and counted as what its tenant keeps.
-    share: Option<Share>,
+    pub(crate) share: Option<Share>,
 }
 
 impl Kept {
@@ -101,14 +98,32 @@ impl Blobs {
         Ok(Self { dir, access, next: AtomicU64::new(0), busy: Mutex::default(), pins: Pins::default(), rooms: Rooms::default() })
     }
 
-    pub(crate) fn stage(&self, bytes_max: u64) -> Result<Staged<'_>> {
+    pub(crate) fn stage(self: &Arc<Self>, bytes_max: u64) -> Result<Staged<'_>> {
         if self.access == Access::Rows {
             return Err(StateError::RowsOnly);
         }
         let name = format!("{TMP}/{}", self.next.fetch_add(1, Relaxed));
         let options = OpenOptions::new().read(true).write(true).create_new(true).clone();
         let file = self.dir.open_with(&name, &options).map_err(StateError::file(WRITING))?;
-        Ok(Staged { blobs: self, name, file, hash: Sha256::new(), bytes: 0, bytes_max, share: None, expected: None, stays: false })
+        Ok(Staged { place: Place::new(self, name), file, hash: Sha256::new(), bytes_max, measure: None, expected: None })
+    }
+
+    /// Puts a file that is on the disk in place under its digest, for good.
+    pub(crate) fn keep(&self, name: &str, (digest, bytes): (Digest, u64)) -> Result<Kept> {
+        // Pinned from here on, so that nobody waits for the lock while the disk works; dropped by an error, it is not any more.
+        *lock(&self.pins).entry(digest).or_default() += 1;
+        let kept = Kept { digest, bytes, pins: self.pins.clone(), share: None };
+        let place = blob_path(digest);
+        let folder = place.rsplit_once('/').map_or(BLOBS, |(folder, _)| folder);
+        // Over what is there, which may be damaged: this is known to be right. Who has that open keeps it.
+        let put = || -> io::Result<()> {
+            self.dir.create_dir_all(folder)?;
+            self.dir.rename(name, &self.dir, &place)?;
+            self.dir.open_dir(folder)?.open(".")?.sync_all()?;
+            self.dir.open_dir(BLOBS)?.open(".")?.sync_all()
+        };
+        put().map_err(StateError::file("keeping a blob"))?;
+        Ok(kept)
     }
 
     /// The blob's file.
@@ -169,15 +184,15 @@ impl Staged<'_> {
     /// How many bytes were written.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.place.bytes
     }
 
-    /// What was written, from its beginning, to look at before it is kept.
+    /// What was written, from its beginning.
     ///
     /// # Errors
     /// The disk's.
     pub fn open(&self) -> Result<File> {
-        self.blobs.dir.open(&self.name).map_err(StateError::file("reading what was uploaded"))
+        self.place.open()
     }
 
     /// So many bytes more are said to come: refuses what would be refused on the way, before any of them comes.
@@ -186,60 +201,40 @@ impl Staged<'_> {
     /// As writing them.
     pub fn announce(&self, more: u64) -> io::Result<()> {
         self.fits(more)?;
-        self.share.as_ref().map_or(Ok(()), |(share, measure)| share.admits(more, measure)).map_err(io::Error::other)
+        let share = self.place.share.as_ref().zip(self.measure.as_ref());
+        share.map_or(Ok(()), |(share, measure)| share.admits(more, measure)).map_err(io::Error::other)
     }
 
     /// Refused for good: nothing of it stays to be gone on with.
     pub fn forget(mut self) {
-        self.stays = false;
+        self.place.stays = false;
     }
 
     fn fits(&self, more: u64) -> io::Result<()> {
-        if self.bytes.saturating_add(more) > self.bytes_max { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(()) }
+        if self.place.bytes.saturating_add(more) > self.bytes_max { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(()) }
     }
 
     /// All of it came: from here on it is gone where it is dropped.
     ///
     /// # Errors
     /// It is not what it was said to be.
-    pub fn finish(&mut self) -> Result<()> {
-        self.stays = false;
-        let found = Digest::from_bytes(self.hash.clone().finalize().into());
+    pub fn finish(mut self) -> Result<Whole> {
+        self.place.stays = false;
+        let digest = Digest::from_bytes(self.hash.finalize().into());
         match self.expected {
-            Some(expected) if expected != found => {
-                Err(StateError::Upload(format!("what came has the digest {found}, expected {expected}; it is forgotten")))
+            Some(expected) if expected != digest => {
+                Err(StateError::Upload(format!("what came has the digest {digest}, expected {expected}; it is forgotten")))
             }
-            _ => Ok(()),
+            _ => Ok(Whole { place: self.place, file: self.file, digest }),
         }
     }
 
-    /// Puts it in place under its digest, on the disk for good.
+    /// Finishes it, and puts it in place under its digest, on the disk for good.
     ///
     /// # Errors
-    /// The disk's: nothing was kept.
-    pub fn keep(mut self) -> Result<Kept> {
-        let digest = Digest::from_bytes(self.hash.clone().finalize().into());
-        let failed = StateError::file("keeping a blob");
-        self.file.sync_all().map_err(&failed)?;
-        // Pinned from here on, so that nobody waits for the lock while the disk works; dropped by an error, it is not any more.
-        *lock(&self.blobs.pins).entry(digest).or_default() += 1;
-        let mut kept = Kept { digest, bytes: self.bytes, pins: self.blobs.pins.clone(), share: None };
-        let place = blob_path(digest);
-        let folder = place.rsplit_once('/').map_or(BLOBS, |(folder, _)| folder);
-        // Over what is there, which may be damaged: this is known to be right. Who has that open keeps it.
-        let put = || -> io::Result<()> {
-            let dir = &self.blobs.dir;
-            dir.create_dir_all(folder)?;
-            dir.rename(&self.name, dir, &place)?;
-            dir.open_dir(folder)?.open(".")?.sync_all()?;
-            dir.open_dir(BLOBS)?.open(".")?.sync_all()
-        };
-        put().map_err(&failed)?;
-        kept.share = self.share.take().map(|(mut share, _)| {
-            share.stay();
-            share
-        });
-        Ok(kept)
+    /// It is not what it was said to be; the disk's. Nothing was kept.
+    pub fn keep(self) -> Result<Kept> {
+        self.finish()?.keep()
     }
 }
 
@@ -248,35 +243,18 @@ impl Write for Staged<'_> {
     fn write(&mut self, content: &[u8]) -> io::Result<usize> {
         let more = content.len() as u64;
         self.fits(more)?;
-        self.share.as_mut().map_or(Ok(()), |(share, measure)| share.take(more, measure)).map_err(io::Error::other)?;
+        let share = self.place.share.as_mut().zip(self.measure.as_ref());
+        share.map_or(Ok(()), |(share, measure)| share.take(more, measure)).map_err(io::Error::other)?;
         let written = self.file.write(content);
         let rest = more - written.as_ref().map_or(0, |count| *count as u64);
-        self.share.iter_mut().for_each(|(share, _)| share.give_back(rest));
+        self.place.share.iter_mut().for_each(|share| share.give_back(rest));
         let count = written?;
         self.hash.update(content.get(..count).unwrap_or(content));
-        self.bytes += count as u64;
+        self.place.bytes += count as u64;
         Ok(count)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-impl Drop for Staged<'_> {
-    fn drop(&mut self) {
-        if self.expected.is_some() {
-            lock(&self.blobs.busy).remove(&self.name);
-        }
-        if self.stays && self.bytes > 0 {
-            self.share.iter_mut().for_each(|(share, _)| share.stay());
-            return;
-        }
-        match self.blobs.dir.remove_file(&self.name) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%error, "a temporary file stays behind until the next start");
-            }
-            _ => {}
-        }
     }
 }

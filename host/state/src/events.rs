@@ -11,6 +11,7 @@ use crate::error::{Result, StateError};
 use crate::ids::{CohortId, JobId, TenantId};
 use crate::jobs::{Claim, cohort_number, holder};
 use crate::state::{State, now_ms};
+use crate::told::event_bytes;
 use crate::words::EventKind;
 
 /// An event that a job told.
@@ -60,10 +61,16 @@ fn push<'a>(
 ) -> Result<usize> {
     let last = "SELECT events FROM cohorts WHERE number = ?";
     let first: u64 = transaction.prepare_cached(last)?.query_row([cohort], |row| row.get(0))?;
-    let mut position = first;
+    let (mut position, mut told_bytes) = (first, 0);
     let mut insert = transaction.prepare_cached(INSERT)?;
     for (seq, ms, kind, body) in events {
-        position += insert.execute(params![cohort, position + 1, job, seq, ms, kind, body])? as u64;
+        let is_new = insert.execute(params![cohort, position + 1, job, seq, ms, kind, body])? as u64;
+        position += is_new;
+        // What the service says of a job is not the job's.
+        told_bytes += if seq.is_some() { is_new * event_bytes(body) } else { 0 };
+    }
+    if told_bytes > 0 {
+        transaction.prepare_cached("UPDATE jobs SET told_bytes = told_bytes + ? WHERE number = ?")?.execute((told_bytes, job))?;
     }
     transaction.prepare_cached("UPDATE cohorts SET events = ? WHERE number = ?")?.execute((position, cohort))?;
     usize::try_from(position - first).map_err(|_| StateError::Damaged("events cannot be counted".to_owned()))

@@ -15,6 +15,7 @@ const STEPS: &[&str] = &[
     include_str!("../migrations/0005.sql"),
     include_str!("../migrations/0006.sql"),
     include_str!("../migrations/0007.sql"),
+    include_str!("../migrations/0008.sql"),
 ];
 /// `application_id` of the file: "nods".
 const APPLICATION: i64 = 0x6e6f_6473;

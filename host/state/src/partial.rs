@@ -3,7 +3,7 @@
 //! Never takes one for its content before the digest is right, shows none to another tenant, and forgets them after a day.
 
 use std::io::{self, Read as _};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use cap_std::fs::OpenOptions;
@@ -14,6 +14,7 @@ use crate::blobs::{Blobs, Staged};
 use crate::database::lock;
 use crate::error::{Result, StateError};
 use crate::ids::TenantId;
+use crate::place::Place;
 use crate::room::{Measure, Share};
 use crate::state::State;
 use crate::tenants::tenant;
@@ -90,9 +91,9 @@ impl State {
     /// # Errors
     /// The quota is used up; the disk's.
     pub fn receive(&self, of: TenantId, bytes_max: u64) -> Result<Staged<'_>> {
-        let share = self.share(of, (0, None))?;
+        let (share, measure) = self.share(of, (0, None))?;
         let mut staged = self.blobs.stage(bytes_max)?;
-        staged.share = Some(share);
+        (staged.place.share, staged.measure) = (Some(share), Some(measure));
         Ok(staged)
     }
 
@@ -165,7 +166,12 @@ impl Blobs {
         Ok(names.iter().filter(|name| name.to_string_lossy().starts_with(&prefix)).count())
     }
 
-    fn resume<'a>(&'a self, name: String, expected: Digest, (bytes_max, share): (u64, (Share, Measure<'a>))) -> Result<Staged<'a>> {
+    fn resume<'a>(
+        self: &'a Arc<Self>,
+        name: String,
+        expected: Digest,
+        (bytes_max, (share, measure)): (u64, (Share, Measure<'a>)),
+    ) -> Result<Staged<'a>> {
         if !self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone()) {
             return Err(StateError::Upload("it is being uploaded, expected one upload of a content at a time".to_owned()));
         }
@@ -184,7 +190,9 @@ impl Blobs {
         };
         match open() {
             Ok((file, hash, bytes)) => {
-                Ok(Staged { blobs: self, name, file, hash, bytes, bytes_max, share: Some(share), expected: Some(expected), stays: true })
+                let mut place = Place::new(self, name);
+                (place.bytes, place.share, place.is_busy, place.stays) = (bytes, Some(share), true, true);
+                Ok(Staged { place, file, hash, bytes_max, measure: Some(measure), expected: Some(expected) })
             }
             Err(error) => {
                 self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);

@@ -1,6 +1,6 @@
 //! What a tenant may have and use.
 //!
-//! Acts when something is asked for, never while a job runs: a running job is held to its own limits alone.
+//! Acts when something is asked for, never while a job runs, which is held to its own limits alone; but for what it leaves, which is its tenant's.
 
 use rusqlite::Row;
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,9 @@ pub struct Quota {
     pub queued_jobs: Option<u64>,
     /// Jobs that run at the same time. More wait.
     pub running_jobs: Option<u64>,
-    /// Bytes of everything the tenant keeps, each content counted once. Refuses the upload.
+    /// Jobs of high priority that wait or run. Refuses the submission.
+    pub high_jobs: Option<u64>,
+    /// Bytes of everything the tenant keeps, each content counted once. Refuses the upload and the submission; ends a job that leaves more.
     pub stored_bytes: Option<u64>,
     /// Device memory that the tenant's running jobs may be planned to hold. A job that needs more alone is refused; others wait.
     pub device_bytes: Option<u64>,
@@ -29,6 +31,7 @@ impl Quota {
     pub const DEFAULT: Self = Self {
         queued_jobs: Some(4096),
         running_jobs: Some(64),
+        high_jobs: None,
         stored_bytes: Some(64 << 30),
         device_bytes: Some(64 << 30),
         device_ms: None,
@@ -36,13 +39,15 @@ impl Quota {
     };
 
     /// All names, the unit last, as an operator gives them.
-    pub const NAMES: [&str; 6] = ["queued-jobs", "running-jobs", "stored-bytes", "device-bytes", "device-ms", "requests-per-second"];
+    pub const NAMES: [&str; 7] =
+        ["queued-jobs", "running-jobs", "high-jobs", "stored-bytes", "device-bytes", "device-ms", "requests-per-second"];
 
     /// Sets a bound by its name; whether there is one of that name.
     pub fn set(&mut self, name: &str, bound: Option<u64>) -> bool {
         let place = match name {
             "queued-jobs" => &mut self.queued_jobs,
             "running-jobs" => &mut self.running_jobs,
+            "high-jobs" => &mut self.high_jobs,
             "stored-bytes" => &mut self.stored_bytes,
             "device-bytes" => &mut self.device_bytes,
             "device-ms" => &mut self.device_ms,
@@ -55,11 +60,12 @@ impl Quota {
 
     /// Names and bounds.
     #[must_use]
-    pub fn entries(&self) -> [(&'static str, Option<u64>); 6] {
-        let [queued, running, stored, device, time, requests] = Self::NAMES;
+    pub fn entries(&self) -> [(&'static str, Option<u64>); 7] {
+        let [queued, running, high, stored, device, time, requests] = Self::NAMES;
         [
             (queued, self.queued_jobs),
             (running, self.running_jobs),
+            (high, self.high_jobs),
             (stored, self.stored_bytes),
             (device, self.device_bytes),
             (time, self.device_ms),
@@ -68,17 +74,18 @@ impl Quota {
     }
 
     pub(crate) const COLUMNS: &str =
-        "queued_jobs_max, running_jobs_max, stored_bytes_max, device_bytes_max, device_ms_max, requests_per_second_max";
+        "queued_jobs_max, running_jobs_max, high_jobs_max, stored_bytes_max, device_bytes_max, device_ms_max, requests_per_second_max";
 
     /// From the columns that begin at `first`.
     pub(crate) fn from_row(row: &Row<'_>, first: usize) -> rusqlite::Result<Self> {
         Ok(Self {
             queued_jobs: row.get(first)?,
             running_jobs: row.get(first + 1)?,
-            stored_bytes: row.get(first + 2)?,
-            device_bytes: row.get(first + 3)?,
-            device_ms: row.get(first + 4)?,
-            requests_per_second: row.get(first + 5)?,
+            high_jobs: row.get(first + 2)?,
+            stored_bytes: row.get(first + 3)?,
+            device_bytes: row.get(first + 4)?,
+            device_ms: row.get(first + 5)?,
+            requests_per_second: row.get(first + 6)?,
         })
     }
 }

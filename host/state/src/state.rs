@@ -11,7 +11,7 @@
 //! ```
 
 use std::path::Path;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cap_std::fs::Dir;
@@ -29,7 +29,7 @@ const DATABASE: &str = "state.db";
 /// Everything that the service remembers. Shared between threads.
 pub struct State {
     pub(crate) database: Database,
-    pub(crate) blobs: Blobs,
+    pub(crate) blobs: Arc<Blobs>,
     pub(crate) excuses: Excuses,
     listeners: RwLock<Vec<Listener>>,
     _taken: Option<std::fs::File>,
@@ -44,7 +44,7 @@ impl State {
     /// Another process has it, a newer program wrote it, or the disk refuses.
     pub fn open(dir: Dir, path: &Path, access: Access) -> Result<Self> {
         let taken = access::take(&dir, access)?;
-        let blobs = Blobs::open(dir, access)?;
+        let blobs = Arc::new(Blobs::open(dir, access)?);
         let database = Database::open(&path.join(DATABASE))?;
         Ok(Self { database, blobs, excuses: Excuses::default(), listeners: RwLock::default(), _taken: taken })
     }

@@ -114,9 +114,9 @@ impl State {
 }
 
 fn write_quota(transaction: &Transaction<'_>, id: TenantId, quota: &Quota) -> Result<()> {
-    let update = format!("UPDATE tenants SET ({}) = (?, ?, ?, ?, ?, ?) WHERE id = ?", Quota::COLUMNS);
-    let Quota { queued_jobs, running_jobs, stored_bytes, device_bytes, device_ms, requests_per_second } = quota;
-    let values = (queued_jobs, running_jobs, stored_bytes, device_bytes, device_ms, requests_per_second, id);
+    let update = format!("UPDATE tenants SET ({}) = (?, ?, ?, ?, ?, ?, ?) WHERE id = ?", Quota::COLUMNS);
+    let Quota { queued_jobs, running_jobs, high_jobs, stored_bytes, device_bytes, device_ms, requests_per_second } = quota;
+    let values = (queued_jobs, running_jobs, high_jobs, stored_bytes, device_bytes, device_ms, requests_per_second, id);
     match transaction.execute(&update, values)? {
         1 => Ok(()),
         _ => Err(StateError::NotFound("tenant")),

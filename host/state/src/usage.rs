@@ -17,7 +17,9 @@ pub struct Usage {
     pub queued_jobs: u64,
     /// Jobs that run.
     pub running_jobs: u64,
-    /// Bytes of everything it keeps, each content counted once, of what its jobs are made of, and of its uploads that broke off.
+    /// Jobs of high priority that wait or run.
+    pub high_jobs: u64,
+    /// Bytes of everything it keeps, each content counted once, of what its jobs are made of and told, and of its uploads that broke off.
     pub stored_bytes: u64,
     /// Device memory that its running jobs are planned to hold.
     pub device_bytes: u64,
@@ -25,20 +27,26 @@ pub struct Usage {
     pub device_ms: u64,
 }
 
-/// Each content once, as if nobody else had it, and what its jobs are made of: that of a sweep's members in common once.
+/// Each content once, as if nobody else had it, what its jobs told, and what they are made of: that of a sweep's members in common once.
 pub(crate) fn stored_bytes(view: &Transaction<'_>, of: TenantId) -> Result<u64> {
     let select = "SELECT (SELECT ifnull(sum(bytes), 0) FROM blobs WHERE digest IN (
             SELECT item_files.digest FROM items JOIN item_files ON item = items.id WHERE tenant = ?1
             UNION SELECT inputs.digest FROM jobs JOIN inputs ON job = number WHERE tenant = ?1
             UNION SELECT artifacts.digest FROM jobs JOIN artifacts ON job = number WHERE tenant = ?1))
         + (SELECT ifnull(sum(octet_length(spec)), 0) FROM jobs JOIN specs ON job = number WHERE tenant = ?1)
-        + (SELECT ifnull(sum(octet_length(spec)), 0) FROM cohorts JOIN common_specs ON cohort = number WHERE tenant = ?1)";
+        + (SELECT ifnull(sum(octet_length(spec)), 0) FROM cohorts JOIN common_specs ON cohort = number WHERE tenant = ?1)
+        + (SELECT ifnull(sum(told_bytes), 0) FROM jobs WHERE tenant = ?1 AND leaving = 0)";
     Ok(view.prepare_cached(select)?.query_row([of], |row| row.get(0))?)
 }
 
 pub(crate) fn jobs_in(view: &Transaction<'_>, of: TenantId, state: &str) -> Result<u64> {
     let mut statement = view.prepare_cached("SELECT count(*) FROM jobs WHERE tenant = ? AND state = ?")?;
     Ok(statement.query_row((of, state), |row| row.get(0))?)
+}
+
+pub(crate) fn high_jobs(view: &Transaction<'_>, of: TenantId) -> Result<u64> {
+    let select = "SELECT count(*) FROM jobs WHERE tenant = ? AND state IN ('queued', 'running') AND priority = 'high'";
+    Ok(view.prepare_cached(select)?.query_row([of], |row| row.get(0))?)
 }
 
 impl State {
@@ -67,6 +75,7 @@ impl State {
             Ok(Usage {
                 queued_jobs: jobs_in(view, of, "queued")?,
                 running_jobs: jobs_in(view, of, "running")?,
+                high_jobs: high_jobs(view, of)?,
                 stored_bytes: stored_bytes(view, of)?.saturating_add(unfinished_bytes),
                 device_bytes: view.prepare_cached(held)?.query_row([of], |row| row.get(0))?,
                 device_ms: tenant(view, of)?.device_ms,

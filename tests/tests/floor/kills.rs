@@ -125,3 +125,26 @@ fn a_service_that_ends_keeps_its_jobs_as_they_are() {
     server.ok(&["cancel", id]);
     assert_eq!(server.ended(id)["state"], "stopped");
 }
+
+/// The first one waits for what is under way, here a body that does not come.
+#[test]
+fn a_second_signal_ends_a_service_at_once_and_its_jobs_go_on() {
+    let scene = Scene::new();
+    scene.run("undisturbed", &JOB);
+    for (first, second) in [("TERM", "TERM"), ("INT", "TERM"), ("TERM", "INT")] {
+        let server = Server::start_keeping(&scene, EVERY);
+        let id = &server.submit(&JOB)[0];
+        server.steps(id, 100);
+        let _stalled = server.stalled_upload();
+        let began = Instant::now();
+        server.signal(first);
+        std::thread::sleep(Duration::from_millis(300));
+        server.signal(second);
+        server.ended_itself();
+        assert!(began.elapsed() < Duration::from_secs(5), "{first}, {second}: {:?}", began.elapsed());
+        let server = Server::start_keeping(&scene, EVERY);
+        assert_eq!(server.ended(id)["state"], "succeeded");
+        assert_same(&kept(&scene.host.path("undisturbed")), &kept(&server.fetch(id, id)), first);
+    }
+    assert_eq!(scene.went_on().len(), 3, "{}", scene.log());
+}

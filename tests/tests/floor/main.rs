@@ -6,8 +6,10 @@
 mod full;
 mod kept;
 mod kills;
+mod quota;
 mod server;
 mod suspects;
+mod turns;
 
 use std::path::Path;
 

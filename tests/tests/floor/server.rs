@@ -1,6 +1,8 @@
 //! A service of its own data folder, and what tests do with it: submit, wait, kill, fetch.
 
-use std::io::{BufRead as _, BufReader};
+use std::cell::Cell;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -17,7 +19,7 @@ pub(crate) const JOB: [&str; 6] = ["--set", "steps=600", "--set", "dropout=0.1",
 /// A data folder with the tiny Llama as `llama`, the reference tokens as a file, and a tenant.
 pub(crate) struct Scene {
     pub(crate) host: Host,
-    token: String,
+    pub(crate) token: String,
 }
 
 impl Scene {
@@ -27,9 +29,15 @@ impl Scene {
         std::fs::write(host.path("tokens.jsonl"), lines).unwrap();
         host.ok(["model", "import", golden("models/llama").to_str().unwrap(), "--name", "llama"]);
         host.ok(["data", "put", host.path("tokens.jsonl").to_str().unwrap(), "--name", "tokens"]);
-        let added = host.ok(["tenant", "add", "acme"]);
-        let token = added.split_whitespace().find(|word| word.starts_with("nodus_")).unwrap().to_owned();
-        Self { host, token }
+        let mut scene = Self { host, token: String::new() };
+        scene.token = scene.tenant("acme");
+        scene
+    }
+
+    /// Adds a tenant; its token.
+    pub(crate) fn tenant(&self, name: &str) -> String {
+        let added = self.host.ok(["tenant", "add", name]);
+        added.split_whitespace().find(|word| word.starts_with("nodus_")).unwrap().to_owned()
     }
 
     fn open_log(&self) -> std::fs::File {
@@ -60,6 +68,8 @@ pub(crate) struct Server<'a> {
     scene: &'a Scene,
     child: Child,
     url: String,
+    /// Whose requests are made.
+    token: Cell<&'a str>,
 }
 
 impl<'a> Server<'a> {
@@ -96,12 +106,17 @@ impl<'a> Server<'a> {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let url = line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("{line:?}")).to_owned();
-        Self { scene, child, url }
+        Self { scene, child, url, token: Cell::new(&scene.token) }
+    }
+
+    /// From now on requests are this tenant's.
+    pub(crate) fn speak_for(&self, token: &'a str) {
+        self.token.set(token);
     }
 
     pub(crate) fn call(&self, args: &[&str]) -> Output {
         let mut command = Command::new(host());
-        command.args(args).env("NODUS_URL", &self.url).env("NODUS_TOKEN", &self.scene.token).env_remove("NODUS_DATA_DIR");
+        command.args(args).env("NODUS_URL", &self.url).env("NODUS_TOKEN", self.token.get()).env_remove("NODUS_DATA_DIR");
         command.output().unwrap()
     }
 
@@ -204,9 +219,32 @@ impl<'a> Server<'a> {
     }
 
     /// Asks the service to end, and waits until it has.
-    pub(crate) fn end(mut self) {
-        assert!(Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap().success());
+    pub(crate) fn end(self) {
+        self.signal("TERM");
+        self.ended_itself();
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        assert!(Command::new("kill").args([format!("-{name}"), self.child.id().to_string()]).status().unwrap().success());
+    }
+
+    /// Waits until the service has ended.
+    pub(crate) fn ended_itself(mut self) {
         assert!(self.child.wait().unwrap().success());
+    }
+
+    /// The connection of an upload of which half has come.
+    pub(crate) fn stalled_upload(&self) -> TcpStream {
+        let mut stream = TcpStream::connect(self.url.rsplit('/').next().unwrap()).unwrap();
+        let token = self.token.get();
+        write!(stream, "PUT /v1/data/half HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\ncontent-length: 99\r\n\r\n{{").unwrap();
+        let began = Instant::now();
+        // It has come once its file is there.
+        while std::fs::read_dir(self.scene.host.path("data/service/tmp")).unwrap().next().is_none() {
+            assert!(began.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        stream
     }
 
     /// Kills the service, as a machine's end would.

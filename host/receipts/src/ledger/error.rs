@@ -76,6 +76,14 @@ pub enum SealError {
     Envelope(#[from] EnvelopeError),
 }
 
+impl SealError {
+    /// Whether the receipt is what is wrong: sealed again, it would be refused again.
+    #[must_use]
+    pub fn is_lasting(&self) -> bool {
+        matches!(self, Self::Ledger(LedgerError::TooLong { .. } | LedgerError::Json(_)) | Self::Statement(_) | Self::Envelope(_))
+    }
+}
+
 pub(super) fn io(action: &'static str, file: &'static str) -> impl FnOnce(io::Error) -> LedgerError {
     move |source| LedgerError::Io { action, file, source }
 }

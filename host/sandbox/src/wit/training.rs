@@ -135,6 +135,10 @@ impl guest::HostAdapter for State {
         if batch.labelled == 0 {
             return Err(Fault::invalid("the batch has no row with a weight above 0, expected at least one: it has no loss"));
         }
+        let evaluations = self.counts.evaluations.saturating_add(1);
+        if evaluations > self.limits.evaluations {
+            return Err(Fault::quota("evaluations", evaluations, self.limits.evaluations));
+        }
         let (charge, data) = (batch.charge.clone(), batch.source);
         let pieces = split(&batch.batch.sequences, self.limits.batch_tokens.min(EVALUATION_ROWS_MAX));
         let mut first = 0;
@@ -144,6 +148,7 @@ impl guest::HostAdapter for State {
             Command::Evaluate { slot, batch: Batch { sequences }, first: begin }
         };
         let commands = pieces.into_iter().map(piece).collect();
+        self.counts.evaluations = evaluations;
         self.call(adapter, Kind::Evaluate { data }, commands, Some(charge), PendingLoss).await
     }
 

@@ -119,7 +119,7 @@ async fn reports_beyond_their_number_are_dropped_and_counted() {
 #[tokio::test]
 async fn quotas_are_answers() {
     type Change = fn(&mut Limits);
-    let cases: [(&str, Change, &str, u64, u64); 10] = [
+    let cases: [(&str, Change, &str, u64, u64); 11] = [
         ("leak-batches", |limits| limits.handles = 20, "handles", 21, 20),
         ("leak-batches", |limits| limits.batch_bytes = 80, "batch-bytes", 88, 80),
         ("own-batches", |limits| limits.batch_bytes = 10_000, "batch-bytes", 4 * 2592, 10_000),
@@ -131,6 +131,7 @@ async fn quotas_are_answers() {
         ("adapters", |limits| limits.device_bytes = 4000, "device-bytes", 3 * 112 * 16, 4000),
         ("large-batch 50", |limits| limits.batch_tokens = 49, "batch-tokens", 50, 49),
         ("large-batch 50", |limits| limits.batch_sequences = 49, "batch-sequences", 50, 49),
+        ("round-trips 5", |limits| limits.evaluations = 3, "evaluations", 4, 3),
         ("train 1", |limits| limits.datasets = 0, "datasets", 1, 0),
     ];
     for (params, change, limit, needed, allowed) in cases {

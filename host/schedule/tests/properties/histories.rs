@@ -3,7 +3,7 @@
 use nodus_schedule::{CohortId, Job, Lane, Priority, TenantId, TrunkId};
 use proptest::prelude::*;
 
-use super::world::{World, job};
+use super::world::{TICK_MS, World, job};
 
 /// A job that arrives: after how many seconds, whose, its sizes, how long, and of which kind.
 type Arrival = (u64, u128, (u64, u64), u64, (u32, u8, u8, u8));
@@ -48,6 +48,27 @@ proptest! {
             world.tick();
         }
         prop_assert_eq!(world.left(), 0, "somebody starves");
+    }
+
+    /// Some of the jobs never end, whatever their priority and size.
+    #[test]
+    fn everybody_has_a_turn_beside_jobs_that_never_end_and_turns_are_few(
+        devices in prop::collection::vec(120_u64..220, 1..3),
+        trunks in prop::collection::vec(0_u64..30, 3),
+        arrivals in prop::collection::vec((arrival(), any::<bool>()), 4..40),
+    ) {
+        const TENANTS: u64 = 4;
+        const TICKS: u64 = 400;
+        let mut world = World::new(&devices, &trunks, u128::from(TENANTS));
+        for (number, (arrival, is_endless)) in arrivals.iter().enumerate() {
+            (0..arrival.0).for_each(|_| drop(world.tick()));
+            world.add(of(number, arrival), if *is_endless { u64::MAX } else { arrival.3 });
+        }
+        (0..TICKS).for_each(|_| drop(world.tick()));
+        let patience_ms = 10 * TICK_MS;
+        prop_assert!(world.barest_ms <= 3 * TENANTS * patience_ms, "{} ms without a seat", world.barest_ms);
+        let passed_ms = TICK_MS * (TICKS + arrivals.iter().map(|(arrival, _)| arrival.0).sum::<u64>());
+        prop_assert!(world.turns <= TENANTS * (passed_ms / patience_ms + 1), "{} times", world.turns);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a panic is how a test fails")]
 
 mod histories;
+mod turns;
 mod world;
 
 use std::collections::BTreeMap;

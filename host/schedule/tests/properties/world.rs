@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nodus_schedule::{
     Bar, Device, DeviceId, Engine, EngineId, Foreign, Job, JobId, Lane, NewEngine, Plan, Priority, Quota, Reason, Rules, Scene, Seat,
-    Shares, State, Tenant, TenantId, Trunk, TrunkId, decide,
+    Shares, State, Tenant, TenantId, Trunk, TrunkId, Wait, decide,
 };
 
 pub(crate) const TICK_MS: u64 = 1000;
@@ -31,9 +31,13 @@ pub(crate) struct World {
     scene: Scene,
     shares: Shares,
     left: BTreeMap<JobId, u64>,
-    length: BTreeMap<JobId, u64>,
     done: BTreeSet<JobId>,
     next_engine: u64,
+    /// How long each tenant has waited for a device without a job that runs, and how long the longest did.
+    bare_ms: BTreeMap<TenantId, u64>,
+    pub(crate) barest_ms: u64,
+    /// How often jobs were told to make room, those of low priority for high ones left out.
+    pub(crate) turns: u64,
 }
 
 /// Every other device shares weights.
@@ -44,6 +48,10 @@ fn device(id: u32, memory_bytes: u64) -> Device {
 /// Half of what its engines take are weights.
 fn trunk(id: u32, engine_bytes: u64) -> Trunk {
     Trunk { id: TrunkId(id), engine_bytes, weight_bytes: engine_bytes / 2 }
+}
+
+fn find_in(jobs: &[Job], id: JobId) -> usize {
+    jobs.iter().position(|job| job.id == id).unwrap()
 }
 
 impl World {
@@ -60,14 +68,14 @@ impl World {
             devices: (0..).zip(devices).map(|(id, bytes)| device(id, *bytes)).collect(),
             trunks: (0..).zip(trunks).map(|(id, bytes)| trunk(id, *bytes)).collect(),
             engines: Vec::new(),
-            tenants: (1..=tenants).map(|id| Tenant { id: TenantId(id), virtual_ns: 0, device_ms: 0, quota }).collect(),
+            tenants: (1..=tenants).map(|id| Tenant { id: TenantId(id), virtual_ns: 0, device_ms: 0, waited_ms: 0, quota }).collect(),
             jobs: Vec::new(),
             bars: Vec::new(),
             foreign: Vec::new(),
             rules,
         };
-        let (left, length, done) = Default::default();
-        Self { scene, shares: Shares::default(), left, length, done, next_engine: 0 }
+        let (left, done, bare_ms) = Default::default();
+        Self { scene, shares: Shares::default(), left, done, next_engine: 0, bare_ms, barest_ms: 0, turns: 0 }
     }
 
     pub(crate) fn quota(&mut self, tenant: TenantId, running_jobs: u64, device_ms: u64, device_bytes: u64) {
@@ -91,7 +99,6 @@ impl World {
 
     pub(crate) fn add(&mut self, job: Job, ticks: u64) {
         self.left.insert(job.id, ticks);
-        self.length.insert(job.id, ticks);
         self.scene.jobs.push(job);
     }
 
@@ -105,6 +112,18 @@ impl World {
 
     pub(crate) fn is_running(&self, id: JobId) -> bool {
         self.scene.jobs.iter().any(|job| job.id == id && matches!(job.state, State::Running { .. }))
+    }
+
+    pub(crate) fn state_of(&self, id: JobId) -> Option<State> {
+        self.scene.jobs.iter().find(|job| job.id == id).map(|job| job.state)
+    }
+
+    /// A job that runs is not at work yet.
+    pub(crate) fn stalls(&mut self, id: JobId) {
+        let job = self.scene.jobs.iter_mut().find(|job| job.id == id).unwrap();
+        if let State::Running { ran_ms, .. } = &mut job.state {
+            *ran_ms = 0;
+        }
     }
 
     pub(crate) fn is_done(&self, id: JobId) -> bool {
@@ -147,6 +166,7 @@ impl World {
 
     fn pass(&mut self) {
         let Scene { engines, jobs, tenants, .. } = &mut self.scene;
+        tenants.iter_mut().for_each(|tenant| tenant.waited_ms += if tenant.waited_ms > 0 { TICK_MS } else { 0 });
         engines.retain(|engine| !engine.is_stopping);
         let share = 1_000_000 * TICK_MS / jobs.iter().filter(|job| matches!(job.state, State::Running { .. })).count().max(1) as u64;
         jobs.retain_mut(|job| match &mut job.state {
@@ -154,12 +174,13 @@ impl World {
                 *aged_ms += if *aged_ms > 0 { TICK_MS } else { 0 };
                 true
             }
+            // It goes on later where it was.
             State::Running { is_pausing: true, .. } => {
                 job.state = State::Waiting { aged_ms: 0 };
-                self.left.insert(job.id, self.length[&job.id]);
                 true
             }
-            State::Running { .. } => {
+            State::Running { ran_ms, .. } => {
+                *ran_ms += TICK_MS;
                 self.shares.charge(job.tenant, share);
                 tenants.iter_mut().find(|tenant| tenant.id == job.tenant).unwrap().device_ms += share / 1_000_000;
                 let left = self.left.get_mut(&job.id).unwrap();
@@ -170,6 +191,10 @@ impl World {
                 *left > 0
             }
         });
+        for bare_ms in self.bare_ms.values_mut() {
+            *bare_ms += TICK_MS;
+            self.barest_ms = self.barest_ms.max(*bare_ms);
+        }
         for engine in engines {
             let is_used = jobs.iter().any(|job| matches!(job.state, State::Running { engine: seat, .. } if seat == engine.id));
             engine.idle_ms = if is_used { 0 } else { engine.idle_ms + TICK_MS };
@@ -190,8 +215,8 @@ impl World {
     }
 
     fn obey(&mut self, plan: &Plan) {
-        let Scene { engines, jobs, .. } = &mut self.scene;
-        let mut find = |id: JobId| jobs.iter_mut().position(|job| job.id == id).unwrap();
+        let Scene { engines, jobs, tenants, rules, .. } = &mut self.scene;
+        let find = |id: JobId| find_in(jobs, id);
         for stop in &plan.stop {
             let engine = engines.iter_mut().find(|engine| engine.id == *stop).unwrap();
             assert!(!std::mem::replace(&mut engine.is_stopping, true), "stopped twice");
@@ -208,20 +233,51 @@ impl World {
                 Seat::Engine(id) => id,
                 Seat::New(number) => EngineId(first + number as u64),
             };
-            placed.push((find(place.job), engine));
+            placed.push((find(place.job), engine, place.is_turn));
         }
         let pauses: Vec<usize> = plan.pause.iter().map(|id| find(*id)).collect();
         let waits: BTreeMap<usize, bool> = plan.wait.iter().map(|wait| (find(wait.job), wait.ages)).collect();
         assert_eq!(waits.len(), plan.wait.len(), "told twice");
-        for (place, engine) in placed {
+        for (place, engine, is_turn) in placed {
             assert!(matches!(jobs[place].state, State::Waiting { .. }), "placed twice");
             assert!(!waits.contains_key(&place), "placed and told to wait");
-            jobs[place].state = State::Running { engine, is_pausing: false };
+            jobs[place].state = State::Running { engine, is_pausing: false, ran_ms: 0, is_turn };
         }
+        let is_high = |wait: &Wait| jobs.iter().any(|job| job.id == wait.job && job.priority == Priority::High);
+        let has_high = plan.wait.iter().any(|wait| wait.reason == Reason::MakingRoom && is_high(wait));
+        let mut is_turn = false;
         for place in pauses {
-            let State::Running { is_pausing, .. } = &mut jobs[place].state else { panic!("paused though it does not run") };
+            let (tenant, is_low) = (jobs[place].tenant, jobs[place].priority == Priority::Low);
+            let State::Running { is_pausing, ran_ms, .. } = &mut jobs[place].state else { panic!("paused though it does not run") };
             assert!(!std::mem::replace(is_pausing, true), "paused twice");
-            assert_eq!(jobs[place].priority, Priority::Low);
+            if !(has_high && is_low) {
+                is_turn = true;
+                assert!(*ran_ms >= rules.patience_ms, "it had no patience of its own");
+                let is_over = |other: &&Tenant| other.id != tenant && other.waited_ms >= rules.patience_ms;
+                let is_aged = |wait: &Wait| {
+                    jobs.iter()
+                        .any(|job| job.id == wait.job && matches!(job.state, State::Waiting { aged_ms } if aged_ms >= rules.patience_ms))
+                };
+                assert!(tenants.iter().find(is_over).is_some() || plan.wait.iter().any(is_aged), "nobody's patience is over");
+            }
+        }
+        self.turns += u64::from(is_turn);
+        let turns: BTreeSet<TenantId> =
+            plan.place.iter().filter(|placed| placed.is_turn).map(|placed| jobs[find_in(jobs, placed.job)].tenant).collect();
+        let heads: Vec<TenantId> = plan.wait.iter().filter(|wait| wait.is_head).map(|wait| jobs[find_in(jobs, wait.job)].tenant).collect();
+        for tenant in tenants {
+            let waits = heads.iter().filter(|head| **head == tenant.id).count();
+            assert!(waits <= 1, "two heads of one line");
+            tenant.waited_ms = if waits == 0 {
+                0
+            } else if turns.contains(&tenant.id) {
+                1
+            } else {
+                tenant.waited_ms.max(1)
+            };
+            let runs = jobs.iter().any(|job| job.tenant == tenant.id && matches!(job.state, State::Running { is_pausing: false, .. }));
+            let bare_ms = self.bare_ms.entry(tenant.id).or_default();
+            *bare_ms = if waits == 0 || runs { 0 } else { *bare_ms };
         }
         for (place, job) in jobs.iter_mut().enumerate() {
             if let State::Waiting { aged_ms } = &mut job.state {

@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Json;
 use nodus_api::{Code, Component, ComponentList, Problem};
 use nodus_protocol::Digest;
-use nodus_state::{Item, ItemKind, NewItem, Owner, Reference, Staged, TenantId};
+use nodus_state::{Item, ItemKind, NewItem, Owner, Reference, TenantId, Whole};
 
 use super::usual::{App, Caller, Failure, Service, Text};
 use crate::serve::{upload, words};
@@ -38,17 +38,19 @@ pub(super) async fn upload(
     body: Body,
 ) -> Result<(StatusCode, Json<Component>), Failure> {
     let of = caller.0.id;
-    let (item, is_new) =
-        upload::upload(&app, of, (&headers, body), app.upload.component_bytes, move |service, staged| keep(service, of, staged)).await?;
+    let (item, is_new) = upload::upload(&app, of, (&headers, body), (app.upload.component_bytes, &app.compiling), move |service, whole| {
+        keep(service, of, whole)
+    })
+    .await?;
     Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(words::component(item))))
 }
 
-fn keep(service: &Service, of: TenantId, staged: Staged<'_>) -> Result<(Item, bool), Failure> {
+fn keep(service: &Service, of: TenantId, whole: Whole) -> Result<(Item, bool), Failure> {
     let mut bytes = Vec::new();
-    staged.open()?.read_to_end(&mut bytes).context("reading an upload").map_err(Failure::ours)?;
+    whole.open()?.read_to_end(&mut bytes).context("reading an upload").map_err(Failure::ours)?;
     let compiled = service.workshop.compiled(&bytes).map_err(Failure::ours)?;
     let code = compiled.map_err(|refusal| Failure::new(Code::ComponentRefused, refusal.to_string()))?;
-    let files = [(FILE.to_owned(), staged.keep()?)];
+    let files = [(FILE.to_owned(), whole.keep()?)];
     let about = serde_json::Value::Null;
     let new =
         NewItem { kind: ItemKind::Component, owner: Owner::Tenant(of), name: None, digest: code.digest(), about: &about, files: &files };

@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Json;
 use nodus_api::{Code, DataSet, DataSetList, Problem};
 use nodus_formats::{FormatError, data};
-use nodus_state::{Item, ItemKind, NewItem, Owner, Reference, Staged, TenantId};
+use nodus_state::{Item, ItemKind, NewItem, Owner, Reference, TenantId, Whole};
 use serde_json::json;
 
 use super::usual::{App, Caller, Failure, Service, Text};
@@ -46,17 +46,18 @@ pub(super) async fn put(
     let name: Name = name.parse().map_err(|error: crate::name::NameError| Failure::new(Code::BadParameter, error.to_string()))?;
     let of = caller.0.id;
     let (item, is_new) =
-        upload::upload(&app, of, (&headers, body), BYTES_MAX, move |service, staged| keep(service, of, &name, staged)).await?;
+        upload::upload(&app, of, (&headers, body), (BYTES_MAX, &app.reading), move |service, whole| keep(service, of, &name, whole))
+            .await?;
     Ok((if is_new { StatusCode::CREATED } else { StatusCode::OK }, Json(words::data_set(item))))
 }
 
-fn keep(service: &Service, of: TenantId, name: &Name, staged: Staged<'_>) -> Result<(Item, bool), Failure> {
-    let checked = data::check(BufReader::new(staged.open()?), name.as_str()).map_err(|error| match error {
+fn keep(service: &Service, of: TenantId, name: &Name, whole: Whole) -> Result<(Item, bool), Failure> {
+    let checked = data::check(BufReader::new(whole.open()?), name.as_str()).map_err(|error| match error {
         FormatError::Read { .. } | FormatError::Write { .. } => Failure::ours(error.into()),
         _ => Failure::new(Code::DataRefused, error.to_string()),
     })?;
     let about = json!({ "rows": checked.rows, "form": checked.form.to_string() });
-    let blob = staged.keep()?;
+    let blob = whole.keep()?;
     let digest = blob.digest();
     let files = [(FILE.to_owned(), blob)];
     let name = Some(name.as_str());

@@ -27,6 +27,7 @@ use utoipa_axum::routes;
 use super::document;
 use super::failure::Failure;
 use super::gauges;
+use super::linger;
 use super::service::App;
 
 pub(super) use components::FILE as COMPONENT_FILE;
@@ -80,6 +81,7 @@ pub(super) fn router(app: App) -> Router {
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(axum::middleware::from_fn(as_they_are))
+        .layer(axum::middleware::from_fn(linger::read_on))
         .layer(axum::middleware::from_fn(gauges::count))
         .layer(tower_http::catch_panic::CatchPanicLayer::custom(panicked))
         .with_state(app)

@@ -17,8 +17,8 @@ use crate::state::{State, now_ms};
 use crate::submission::{Common, Member, Submission};
 use crate::tenants::{Tenant, tenant};
 use crate::tokens::digest_sql;
-use crate::usage::{jobs_in, stored_bytes};
-use crate::words::{ItemKind, Role};
+use crate::usage::{high_jobs, jobs_in, stored_bytes};
+use crate::words::{ItemKind, Priority, Role};
 
 /// What the members of one submission may have of their own, together, in bytes.
 const MEMBERS_BYTES_MAX: u64 = 4 << 20;
@@ -122,6 +122,9 @@ fn submitted_before(view: &Transaction<'_>, of: TenantId, key: &Key) -> Result<O
 fn admit(view: &Transaction<'_>, tenant: &Tenant, common: &Common, members: &[Member]) -> Result<()> {
     let quota = &tenant.quota;
     within("queued-jobs", quota.queued_jobs, jobs_in(view, tenant.id, "queued")?, members.len() as u64)?;
+    if common.priority == Priority::High {
+        within("high-jobs", quota.high_jobs, high_jobs(view, tenant.id)?, members.len() as u64)?;
+    }
     within("device-ms", quota.device_ms, tenant.device_ms, 1)?;
     for member in members {
         let (device, activation) = planned(common, member);

@@ -24,7 +24,7 @@ fn an_upload_goes_on_where_it_broke_off() {
     let f = f.reopened();
     let mut staged = f.state.resume(a, digest, 6, 100).unwrap();
     staged.write_all(b"second").unwrap();
-    staged.finish().unwrap();
+    let staged = staged.finish().unwrap();
     assert_eq!(staged.bytes(), 12);
     let kept = staged.keep().unwrap();
     assert_eq!((kept.digest(), f.state.uploaded(a, digest).unwrap()), (digest, 0));
@@ -38,7 +38,6 @@ fn another_content_than_was_said_is_forgotten_and_a_bound_holds_across_pieces() 
     let mut staged = f.state.resume(a, digest, 0, 100).unwrap();
     staged.write_all(b"something else").unwrap();
     assert!(matches!(staged.finish(), Err(StateError::Upload(why)) if why.contains("digest")));
-    drop(staged);
     assert_eq!(f.state.uploaded(a, digest).unwrap(), 0);
     let mut staged = f.state.resume(a, digest, 0, 8).unwrap();
     staged.write_all(b"what was").unwrap();
@@ -110,7 +109,7 @@ fn uploads_at_the_same_time_share_the_rest_of_the_quota() {
     // What is given up is there for the others; what is kept is not, whether or not a row names it yet.
     drop(plain);
     second.write_all(b"o").unwrap();
-    first.finish().unwrap();
+    let first = first.finish().unwrap();
     let kept = first.keep().unwrap();
     second.write_all(b"!").unwrap();
     assert!(second.write_all(b"x").is_err());

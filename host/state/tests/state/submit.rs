@@ -1,9 +1,9 @@
 //! What comes in: items, sweeps, idempotency keys, quotas.
 
 use nodus_protocol::Digest;
-use nodus_state::{Filter, ItemKind, Key, NewItem, Owner, Priority, Quota, Reference, Role, StateError};
+use nodus_state::{Filter, ItemKind, JobSpec, Key, NewItem, Owner, Priority, Quota, Reference, Role, StateError};
 
-use crate::support::{fixture, sweep};
+use crate::support::{event, fixture, sweep};
 
 #[test]
 fn the_same_request_under_one_key_is_one_submission() {
@@ -211,4 +211,43 @@ fn large_parameters_are_kept_once_counted_and_shown_a_few_at_a_time() {
         f.state.delete_job(a, job).unwrap();
     }
     assert_eq!(f.state.usage(a).unwrap().stored_bytes, ("component".len() + "rows".len()) as u64, "all of it goes with the last member");
+}
+
+#[test]
+fn jobs_of_high_priority_have_a_quota_of_their_own() {
+    let f = fixture();
+    let a = f.tenant("a");
+    f.state.set_quota(a, &Quota { high_jobs: Some(2), ..Quota::DEFAULT }).unwrap();
+    let high = JobSpec { priority: Priority::High, ..f.spec(a) };
+    let first = f.state.submit(a, None, &high.clone().into()).unwrap().jobs[0];
+    f.state.claim(&[first], "cpu").unwrap();
+    let refused = f.state.submit(a, None, &sweep(&[high.clone(), high.clone()])).unwrap_err();
+    assert!(matches!(refused, StateError::Quota { quota: "high-jobs", max: 2, used: 1, asked: 2 }), "{refused}");
+    f.state.submit(a, None, &high.clone().into()).unwrap();
+    assert!(f.state.submit(a, None, &high.into()).is_err());
+    f.state.submit(a, None, &f.spec(a).into()).unwrap();
+    assert_eq!(f.state.usage(a).unwrap().high_jobs, 2);
+}
+
+#[test]
+fn what_jobs_tell_is_stored_and_a_job_is_granted_no_more_than_there_is_room_for() {
+    let f = fixture();
+    let (a, b) = (f.tenant("a"), f.tenant("b"));
+    let [job, other] = [a, b].map(|of| f.job(of));
+    let claim = f.state.claim(&[job], "cpu").unwrap()[0];
+    let stored = |of| f.state.usage(of).unwrap().stored_bytes;
+    let (before, others) = (stored(a), stored(b));
+    let events: Vec<_> = (1..=10).map(event).collect();
+    f.state.append(&claim, &events).unwrap();
+    // Told again, it is there already.
+    f.state.append(&claim, &events).unwrap();
+    let told: u64 = events.iter().map(nodus_state::NewEvent::bytes).sum();
+    assert_eq!((stored(a), stored(b), told), (before + told, others, 10 * 256 + 9 * 10 + 11));
+    assert_eq!(f.state.grant(&claim, 5, 100).unwrap(), 100);
+    f.state.set_quota(a, &Quota { stored_bytes: Some(stored(a) + 50), ..Quota::DEFAULT }).unwrap();
+    assert_eq!([5, 50].map(|needed| f.state.grant(&claim, needed, 100).unwrap()), [50, 50]);
+    assert!(matches!(f.state.grant(&claim, 51, 100), Err(StateError::Quota { quota: "stored-bytes", asked: 51, .. })));
+    f.state.set_quota(a, &Quota { stored_bytes: None, ..Quota::DEFAULT }).unwrap();
+    assert_eq!(f.state.grant(&claim, 5, 100).unwrap(), 100);
+    assert!(f.state.job(b, other).is_ok());
 }

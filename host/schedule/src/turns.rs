@@ -1,0 +1,171 @@
+//! Turns: whose patience is over while others have more, and which of their jobs give way.
+//!
+//! Knows seats and how long they were had, not what fits where.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::scene::{Job, JobId, Priority, Scene, State, TenantId};
+
+/// Whoever has waited for so many patiences goes before all others whose turn it is, though they were served less.
+const PATIENCES: u64 = 4;
+
+/// Who has seats, and who waits for one.
+pub(crate) struct Turns<'a> {
+    patience_ms: u64,
+    waited_ms: BTreeMap<TenantId, u64>,
+    virtual_ns: BTreeMap<TenantId, u128>,
+    /// Running jobs that nobody told to make room, in the order of the line.
+    seated: Vec<&'a Job>,
+    /// How many of each tenant's run so, those that were placed now too.
+    seats: BTreeMap<TenantId, u64>,
+}
+
+impl<'a> Turns<'a> {
+    pub(crate) fn new(scene: &Scene) -> Self {
+        Self {
+            patience_ms: scene.rules.patience_ms.max(1),
+            waited_ms: scene.tenants.iter().map(|tenant| (tenant.id, tenant.waited_ms)).collect(),
+            virtual_ns: scene.tenants.iter().map(|tenant| (tenant.id, tenant.virtual_ns)).collect(),
+            seated: Vec::new(),
+            seats: BTreeMap::new(),
+        }
+    }
+
+    /// Takes in a job that runs and stays.
+    pub(crate) fn enter(&mut self, job: &'a Job) {
+        self.seated.push(job);
+        *self.seats.entry(job.tenant).or_default() += 1;
+    }
+
+    /// A job is placed; whether that was its tenant's turn, whose next one comes a patience later.
+    pub(crate) fn placed(&mut self, of: TenantId) -> bool {
+        let is_turn = self.is_due(of, &self.most());
+        *self.seats.entry(of).or_default() += 1;
+        if is_turn {
+            self.waited_ms.insert(of, 0);
+        }
+        is_turn
+    }
+
+    /// Jobs are told to make room.
+    pub(crate) fn leave(&mut self, jobs: &[JobId]) {
+        let gone: BTreeSet<JobId> = jobs.iter().copied().collect();
+        for job in self.seated.extract_if(.., |job| gone.contains(&job.id)) {
+            self.seats.entry(job.tenant).and_modify(|seats| *seats -= 1);
+        }
+    }
+
+    fn seats(&self, of: TenantId) -> u64 {
+        self.seats.get(&of).copied().unwrap_or(0)
+    }
+
+    fn waited_ms(&self, of: TenantId) -> u64 {
+        self.waited_ms.get(&of).copied().unwrap_or(0)
+    }
+
+    /// Whether a tenant with so many seats has more than its share beside one that waits: the latter has none, or fewer still with one more.
+    fn has_more(&self, seats: u64, than: TenantId) -> bool {
+        match self.seats(than) {
+            0 => seats > 0,
+            own => seats > own + 1,
+        }
+    }
+
+    /// Whether a tenant has waited for its patience while it has no seat, or others have more.
+    fn is_due(&self, tenant: TenantId, most: &[(u64, TenantId)]) -> bool {
+        let is_behind = || self.seats(tenant) == 0 || most.iter().any(|(seats, of)| *of != tenant && self.has_more(*seats, tenant));
+        self.waited_ms(tenant) >= self.patience_ms && is_behind()
+    }
+
+    /// The two that have most seats: one of them is another than whoever asks.
+    fn most(&self) -> Vec<(u64, TenantId)> {
+        let mut most: Vec<(u64, TenantId)> = Vec::new();
+        for (tenant, seats) in &self.seats {
+            most.push((*seats, *tenant));
+            most.sort_unstable_by_key(|seats| Reverse(*seats));
+            most.truncate(2);
+        }
+        most
+    }
+
+    /// Tenants that go before others whatever was used so far and however urgent, the greatest first: those whose turn it is, and those that have
+    /// as few seats as one of them. Whoever has waited longest is first, roughly, then whoever has fewest seats.
+    pub(crate) fn ranks(&self) -> BTreeMap<TenantId, (u64, Reverse<u64>)> {
+        let most = self.most();
+        let due = self.waited_ms.iter().filter(|(tenant, _)| self.is_due(**tenant, &most));
+        let rank = |tenant: TenantId, waited_ms: u64| {
+            (tenant, (waited_ms / self.patience_ms.saturating_mul(PATIENCES), Reverse(self.seats(tenant))))
+        };
+        let due: BTreeMap<TenantId, _> = due.map(|(tenant, waited_ms)| rank(*tenant, *waited_ms)).collect();
+        let Some(seats) = due.keys().map(|tenant| self.seats(*tenant)).max() else { return due };
+        let beside = self.waited_ms.keys().filter(|tenant| self.seats(**tenant) <= seats).map(|tenant| rank(*tenant, 0));
+        beside.chain(due.iter().map(|(tenant, rank)| (*tenant, *rank))).collect()
+    }
+
+    /// Jobs of low priority that a job of high priority has make room, the latest first. One that began in its tenant's turn has its patience,
+    /// and a tenant that has seats takes none from one that has no more.
+    pub(crate) fn lower(&self, than: &Job) -> Vec<JobId> {
+        let mut seats = self.seats.clone();
+        let mut takes = |job: &&&Job| {
+            let Some(theirs) = seats.get_mut(&job.tenant).filter(|_| job.priority == Priority::Low) else { return false };
+            let own = self.seats(than.tenant);
+            let is_spared = job.tenant != than.tenant && (self.is_new_turn(job) || (own > 0 && *theirs <= own));
+            *theirs -= u64::from(!is_spared);
+            !is_spared
+        };
+        let is_high = than.priority == Priority::High;
+        self.seated.iter().rev().filter(|job| is_high && takes(job)).map(|job| job.id).collect()
+    }
+
+    /// Jobs that give way to this one where its tenant has waited for so long, in the order in which they do: each time one of the tenant that has
+    /// most, of several of the one that was served most; of its jobs those of low priority, then the latest begun.
+    pub(crate) fn yielding(&self, to: &Job, aged_ms: u64, is_there: impl Fn(JobId) -> bool) -> Vec<JobId> {
+        if self.waited_ms(to.tenant).max(aged_ms) < self.patience_ms {
+            return Vec::new();
+        }
+        let mut candidates: BTreeMap<TenantId, Vec<&Job>> = BTreeMap::new();
+        for job in self.seated.iter().filter(|job| job.tenant != to.tenant && self.is_old(job) && is_there(job.id)) {
+            candidates.entry(job.tenant).or_default().push(job);
+        }
+        // The last goes first.
+        candidates.values_mut().for_each(|jobs| jobs.sort_by_key(|job| (job.priority, Reverse(ran_ms(job)), job.order, job.id)));
+        let (mut seats, mut yielding) = (self.seats.clone(), Vec::new());
+        while let Some((_, _, tenant)) = candidates
+            .iter()
+            .filter(|(_, jobs)| !jobs.is_empty())
+            .map(|(tenant, _)| (seats.get(tenant).copied().unwrap_or(0), self.virtual_ns.get(tenant).copied().unwrap_or(0), *tenant))
+            .filter(|(seats, ..)| self.has_more(*seats, to.tenant))
+            .max()
+        {
+            yielding.extend(candidates.get_mut(&tenant).and_then(Vec::pop).map(|job| job.id));
+            seats.entry(tenant).and_modify(|seats| *seats -= 1);
+        }
+        yielding
+    }
+
+    /// How many tenants are left without a seat where these give way, if this one has waited long enough for that: a patience for each of them.
+    pub(crate) fn bears(&self, to: &Job, aged_ms: u64, jobs: &[JobId]) -> Option<u64> {
+        let mut lost: BTreeMap<TenantId, u64> = BTreeMap::new();
+        self.seated.iter().filter(|job| jobs.contains(&job.id)).for_each(|job| *lost.entry(job.tenant).or_default() += 1);
+        let emptied = lost.iter().filter(|(tenant, lost)| self.seats(**tenant) <= **lost).count() as u64;
+        (self.waited_ms(to.tenant).max(aged_ms) >= self.patience_ms.saturating_mul(emptied.max(1))).then_some(emptied)
+    }
+
+    /// Whether a job has the seat that was its tenant's turn, and not for long.
+    fn is_new_turn(&self, job: &Job) -> bool {
+        matches!(job.state, State::Running { is_turn: true, .. }) && !self.is_old(job)
+    }
+
+    /// Whether a job has had a patience of its own.
+    fn is_old(&self, job: &Job) -> bool {
+        ran_ms(job) >= self.patience_ms
+    }
+}
+
+fn ran_ms(job: &Job) -> u64 {
+    match job.state {
+        State::Running { ran_ms, .. } => ran_ms,
+        State::Waiting { .. } => 0,
+    }
+}

@@ -1,0 +1,58 @@
+//! How long a job has had its seat: what it takes to begin, or to be where it was before, is not counted.
+//!
+//! Knows no job: what is told of one is told here.
+
+use std::time::{Duration, Instant};
+
+/// A job that is not at work after so many patiences counts as one that is: it may be waiting for nothing.
+const STARTING_PATIENCES: u32 = 10;
+
+/// The time of one job in one seat.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stint {
+    placed: Instant,
+    at_work: Option<Instant>,
+    /// Whether the seat was its tenant's turn.
+    pub(super) is_turn: bool,
+}
+
+impl Stint {
+    /// Of a job that is placed now.
+    pub(super) fn new(is_turn: bool) -> Self {
+        Self { placed: Instant::now(), at_work: None, is_turn }
+    }
+
+    /// The job is where it was before, and works from now on.
+    pub(super) fn begin(&mut self) {
+        self.at_work.get_or_insert_with(Instant::now);
+    }
+
+    /// How long it has worked at a moment.
+    pub(super) fn worked(&self, patience: Duration, now: Instant) -> Duration {
+        let had = now.saturating_duration_since(self.placed);
+        match self.at_work {
+            Some(began) => now.saturating_duration_since(began),
+            None if had >= patience.saturating_mul(STARTING_PATIENCES) => had,
+            None => Duration::ZERO,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::Stint;
+
+    #[test]
+    fn beginning_is_no_work_but_for_one_that_never_begins() {
+        let patience = Duration::from_secs(60);
+        let mut stint = Stint::new(false);
+        let after = |stint: &Stint, seconds| stint.worked(patience, stint.placed + Duration::from_secs(seconds));
+        assert_eq!([0, 59, 599].map(|seconds| after(&stint, seconds)), [Duration::ZERO; 3]);
+        assert_eq!(after(&stint, 600), Duration::from_secs(600));
+        stint.at_work = Some(stint.placed + Duration::from_secs(500));
+        stint.begin();
+        assert_eq!(after(&stint, 600), Duration::from_secs(100), "it began once");
+    }
+}
