@@ -40,7 +40,11 @@ impl Asked<'_> {
         let name = format!("{method} {path}: {status} {}", text(&answer).chars().take(600).collect::<String>());
         if let (Some((_, content)), "application/json") = (taken, kind) {
             let misfits = self.misfits(&content["schema"], &serde_json::from_slice(body).unwrap());
-            assert_eq!(misfits.is_empty(), status < 300, "what was asked with does not fit as the service says it does: {misfits:?}, {name}");
+            assert_eq!(
+                misfits.is_empty(),
+                status < 300,
+                "what was asked with does not fit as the service says it does: {misfits:?}, {name}"
+            );
         }
         let responses = &operation["responses"];
         let response = responses.get(status.to_string()).or_else(|| responses.get("default")).unwrap_or_else(|| panic!("{name}"));
@@ -110,7 +114,9 @@ fn every_operation_takes_and_answers_what_the_document_says() {
     }
     asked.get(own, "/v1/jobs", &[]);
     asked.get(own, "/v1/cohorts/{id}", &[cohort]);
-    for of_job in ["", "/artifacts", "/artifacts.tar", "/inputs.tar", "/ledger", "/log", "/merged.tar", "/metrics", "/metrics.csv", "/receipt"] {
+    for of_job in
+        ["", "/artifacts", "/artifacts.tar", "/inputs.tar", "/ledger", "/log", "/merged.tar", "/metrics", "/metrics.csv", "/receipt"]
+    {
         asked.get(own, &format!("/v1/jobs/{{id}}{of_job}"), &[job]);
     }
     asked.get(own, "/v1/jobs/{id}/artifacts/{path}", &[job, "adapter/adapter_config.json"]);
