@@ -6,6 +6,7 @@ mod events;
 mod items;
 mod jobs;
 mod problem;
+mod results;
 mod usage;
 
 pub use events::{Event, EventKind, MetricPage};
@@ -15,4 +16,5 @@ pub use jobs::{
     SubmitRequest, Submitted, SweepAxis,
 };
 pub use problem::{Code, Problem};
+pub use results::{Bytes, Receipt, Signature};
 pub use usage::{Quota, SigningKey, TenantUsage, Usage};

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Json as Answer, Response};
-use nodus_api::{Artifact, ArtifactList, Problem};
+use nodus_api::{Artifact, ArtifactList, Bytes, Problem, Receipt};
 use nodus_state::{JobId, StateError};
 
 use super::usual::{App, Caller, Failure, Id, Service, download};
@@ -38,7 +38,7 @@ pub(super) async fn list(State(app): State<App>, caller: Caller, Id(id): Id<JobI
     get, path = "/v1/jobs/{id}/artifacts/{*path}", tag = "results",
     params(("id" = String, Path, description = "The job's id"), ("path" = String, Path, description = "Its path, such as `adapter/adapter_model.safetensors`")),
     responses(
-        (status = 200, body = Vec<u8>, content_type = "application/octet-stream"),
+        (status = 200, body = Bytes, content_type = "application/octet-stream"),
         (status = 304, description = "It is the one that you have"),
         (status = "default", body = Problem, content_type = "application/problem+json", description = "An error"),
     )
@@ -83,7 +83,7 @@ pub(super) async fn get(
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/artifacts.tar", tag = "results", params(("id" = String, Path, description = "The job's id")),
     responses(
-        (status = 200, body = Vec<u8>, content_type = "application/x-tar"),
+        (status = 200, body = Bytes, content_type = "application/x-tar"),
         (status = "default", body = Problem, content_type = "application/problem+json", description = "An error"),
     )
 )]
@@ -129,7 +129,7 @@ fn tar(service: &Service, files: &[nodus_state::FileRef], receipt: Option<&[u8]>
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/receipt", tag = "results", params(("id" = String, Path, description = "The job's id")),
     responses(
-        (status = 200, body = Vec<u8>, content_type = "application/json"),
+        (status = 200, body = Receipt),
         (status = "default", body = Problem, content_type = "application/problem+json", description = "An error"),
     )
 )]

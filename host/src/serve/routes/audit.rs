@@ -6,7 +6,7 @@ use std::io::Write;
 
 use axum::extract::State;
 use axum::response::{Json as Answer, Response};
-use nodus_api::{Code, JobLedger, Problem};
+use nodus_api::{Bytes, Code, JobLedger, Problem};
 use nodus_protocol::Digest;
 use nodus_receipts::ledger::Entry;
 use nodus_state::{FileRef, ItemKind, JobId, Reference, Role, StateError, TenantId};
@@ -27,7 +27,7 @@ const ENTRIES_MAX: usize = 1000;
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/inputs.tar", tag = "results", params(("id" = String, Path, description = "The job's id")),
     responses(
-        (status = 200, body = Vec<u8>, content_type = "application/x-tar"),
+        (status = 200, body = Bytes, content_type = "application/x-tar"),
         (status = "default", body = Problem, content_type = "application/problem+json", description = "An error"),
     )
 )]

@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Json;
-use nodus_api::{Code, Component, ComponentList, Problem};
+use nodus_api::{Bytes, Code, Component, ComponentList, Problem};
 use nodus_protocol::Digest;
 use nodus_state::{Item, ItemKind, NewItem, Owner, Reference, TenantId, Whole};
 
@@ -24,7 +24,7 @@ pub(in crate::serve) const FILE: &str = "component.wasm";
 /// The body is the component's bytes. It is checked and compiled before this answers; the same bytes again are what is there already.
 #[utoipa::path(
     post, path = "/v1/components", tag = "components", params(("upload-digest" = Option<String>, Header, description = "The content's digest: the upload can then be gone on with where it breaks off"), ("upload-offset" = Option<u64>, Header, description = "How many bytes came before, as `/v1/uploads/DIGEST` says")),
-    request_body(content = Vec<u8>, content_type = "application/wasm"),
+    request_body(content = Bytes, content_type = "application/wasm"),
     responses(
         (status = 201, body = Component, description = "It is new"),
         (status = 200, body = Component, description = "It was there"),

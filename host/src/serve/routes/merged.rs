@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use axum::extract::State;
 use axum::response::Response;
 use cap_std::fs::Dir;
-use nodus_api::{Code, Problem};
+use nodus_api::{Bytes, Code, Problem};
 use nodus_formats::merge::{FILE, Merged};
 use nodus_protocol::AdapterWeights;
 use nodus_state::JobId;
@@ -47,7 +47,7 @@ struct Parts {
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/merged.tar", tag = "results", params(("id" = String, Path, description = "The job's id"), MergedQuery),
     responses(
-        (status = 200, body = Vec<u8>, content_type = "application/x-tar"),
+        (status = 200, body = Bytes, content_type = "application/x-tar"),
         (status = "default", body = Problem, content_type = "application/problem+json", description = "An error"),
     )
 )]

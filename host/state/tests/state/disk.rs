@@ -1,11 +1,12 @@
 //! The disk: full, read-only, damaged, shared with another process.
 
 use std::io::{self, Write as _};
+use std::time::Duration;
 
 use nodus_protocol::Digest;
 use nodus_state::{Access, Depth, Fault, ItemKind, JobState, Outcome, Owner, Reference, StateError};
 
-use crate::support::{ending, event, fixture, open, sweep};
+use crate::support::{Fixture, ending, event, fixture, open, sweep};
 
 /// The database may not grow any more; what fills it up is refused, and what was there is there.
 #[test]
@@ -46,6 +47,17 @@ fn why_a_job_stands_still_is_told_without_the_disk() {
     f.state.excuse(other, Some("the same"));
     f.state.keep_excuses(|kept| kept != other);
     assert_eq!(f.state.job(b, other).unwrap().reason, None);
+}
+
+#[test]
+fn a_service_that_is_started_while_another_ends_waits_for_the_folder() {
+    let Fixture { folder, state, .. } = fixture();
+    let ending = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        drop(state);
+    });
+    drop(open(&folder, Access::Whole).unwrap());
+    ending.join().unwrap();
 }
 
 #[test]
