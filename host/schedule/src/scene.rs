@@ -153,7 +153,7 @@ pub enum State {
         is_pausing: bool,
         /// How long it has been at work here, in milliseconds: what it takes to begin, or to be where it was before, is none of it.
         ran_ms: u64,
-        /// Whether it was told [`crate::Placement::is_turn`].
+        /// Whether it was told [`crate::Placement::is_turn`], or gave way before: jobs of others do not take its seat before its patience is over.
         is_turn: bool,
     },
 }

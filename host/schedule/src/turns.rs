@@ -19,7 +19,12 @@ pub(crate) struct Turns<'a> {
     seated: Vec<&'a Job>,
     /// How many of each tenant's run so, those that were placed now too.
     seats: BTreeMap<TenantId, u64>,
+    /// [`Turns::ranks`] as it is until the next of them comes or goes.
+    ranks: Option<BTreeMap<TenantId, Rank>>,
 }
+
+/// How many times four patiences a tenant has waited, then how few seats it has.
+type Rank = (u64, Reverse<u64>);
 
 impl<'a> Turns<'a> {
     pub(crate) fn new(scene: &Scene) -> Self {
@@ -29,18 +34,21 @@ impl<'a> Turns<'a> {
             virtual_ns: scene.tenants.iter().map(|tenant| (tenant.id, tenant.virtual_ns)).collect(),
             seated: Vec::new(),
             seats: BTreeMap::new(),
+            ranks: None,
         }
     }
 
     /// Takes in a job that runs and stays.
     pub(crate) fn enter(&mut self, job: &'a Job) {
         self.seated.push(job);
+        self.ranks = None;
         *self.seats.entry(job.tenant).or_default() += 1;
     }
 
     /// A job is placed; whether that was its tenant's turn, whose next one comes a patience later.
     pub(crate) fn placed(&mut self, of: TenantId) -> bool {
         let is_turn = self.is_due(of, &self.most());
+        self.ranks = None;
         *self.seats.entry(of).or_default() += 1;
         if is_turn {
             self.waited_ms.insert(of, 0);
@@ -51,6 +59,7 @@ impl<'a> Turns<'a> {
     /// Jobs are told to make room.
     pub(crate) fn leave(&mut self, jobs: &[JobId]) {
         let gone: BTreeSet<JobId> = jobs.iter().copied().collect();
+        self.ranks = None;
         for job in self.seated.extract_if(.., |job| gone.contains(&job.id)) {
             self.seats.entry(job.tenant).and_modify(|seats| *seats -= 1);
         }
@@ -91,7 +100,12 @@ impl<'a> Turns<'a> {
 
     /// Tenants that go before others whatever was used so far and however urgent, the greatest first: those whose turn it is, and those that have
     /// as few seats as one of them. Whoever has waited longest is first, roughly, then whoever has fewest seats.
-    pub(crate) fn ranks(&self) -> BTreeMap<TenantId, (u64, Reverse<u64>)> {
+    pub(crate) fn ranks(&mut self) -> &BTreeMap<TenantId, Rank> {
+        let ranks = self.ranks.take().unwrap_or_else(|| self.ranked());
+        self.ranks.insert(ranks)
+    }
+
+    fn ranked(&self) -> BTreeMap<TenantId, Rank> {
         let most = self.most();
         let due = self.waited_ms.iter().filter(|(tenant, _)| self.is_due(**tenant, &most));
         let rank = |tenant: TenantId, waited_ms: u64| {

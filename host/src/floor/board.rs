@@ -115,6 +115,8 @@ pub(super) struct Board {
     pub(super) aging: BTreeMap<JobId, Instant>,
     /// Since when tenants wait for a turn.
     pub(super) waiting: BTreeMap<TenantId, Instant>,
+    /// Jobs that gave way to others, and when last.
+    pub(super) gave_way: BTreeMap<JobId, Instant>,
     /// Jobs that the host failed.
     pub(super) jobs_later: BTreeMap<JobId, Backoff>,
     /// Jobs that were at work in engines that died.

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use nodus_schedule::{EngineId, NewEngine, Plan, Seat};
@@ -20,6 +20,9 @@ use super::settler::Settler;
 use super::stint::Stint;
 use crate::run::conclude::REFUSED;
 
+/// How long it is remembered that a job gave way.
+const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+
 /// Obeys a plan that was made for this view.
 ///
 /// # Errors
@@ -28,7 +31,7 @@ pub(super) async fn obey(shared: &Arc<Shared>, plan: &Plan, view: View) -> anyho
     for engine in &plan.stop {
         stop(shared, *engine);
     }
-    pause(&shared.board(), plan);
+    pause(&mut shared.board(), plan);
     let started = start(shared, plan, &view);
     place(shared, plan, &view, &started);
     let reasons = reasons(&mut shared.board(), plan, &view);
@@ -56,9 +59,12 @@ fn stop(shared: &Arc<Shared>, id: EngineId) {
     tokio::spawn(async move { engine.end().await });
 }
 
-fn pause(board: &Board, plan: &Plan) {
-    let paused = board.running.values().filter(|run| plan.pause.contains(&run.numbers.id));
-    paused.for_each(Run::pause);
+fn pause(board: &mut Board, plan: &Plan) {
+    board.gave_way.retain(|_, since| since.elapsed() < REMEMBERED);
+    for (job, run) in board.running.iter().filter(|(_, run)| plan.pause.contains(&run.numbers.id)) {
+        run.pause();
+        board.gave_way.insert(*job, Instant::now());
+    }
 }
 
 /// Starts engines; their numbers, in the order of the plan.
@@ -88,7 +94,9 @@ fn place(shared: &Arc<Shared>, plan: &Plan, view: &View, started: &[Option<Engin
         let Some(engine) = board.engines.get_mut(&id) else { continue };
         engine.idle_since = None;
         let engine = engine.clone();
-        let stint = Stint::new(placed.is_turn);
+        // Who gave way once works for a while before it does so again: else a stream of urgent jobs would leave it none.
+        let gave_way = board.gave_way.remove(&waiting.job).is_some();
+        let stint = Stint::new(placed.is_turn || gave_way);
         let run = Run::new((waiting.tenant, waiting.cohort), (waiting.numbers, waiting.is_tried), (id, slot), stint);
         board.running.insert(waiting.job, run.clone());
         board.aging.remove(&waiting.job);

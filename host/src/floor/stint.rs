@@ -12,7 +12,7 @@ const STARTING_PATIENCES: u32 = 10;
 pub(super) struct Stint {
     placed: Instant,
     at_work: Option<Instant>,
-    /// Whether the seat was its tenant's turn.
+    /// Whether the seat was its tenant's turn, or the job gave one up before: it keeps this one for a while.
     pub(super) is_turn: bool,
 }
 

@@ -5,7 +5,7 @@
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -27,6 +27,8 @@ use crate::text::escape_lines;
 /// The folder of machine code, in the data folder.
 const FOLDER: &str = "compiled";
 const KEY: &str = "seal.key";
+/// Numbers the files that are being written.
+static PARTIAL: AtomicU64 = AtomicU64::new(0);
 /// Pieces of machine code that are kept.
 const KEPT_MAX: usize = 256;
 /// How many times its CPU time a process may take by the clock, behind others as it may stand, before it counts as one that hangs.
@@ -117,7 +119,8 @@ impl Workshop {
 
     /// Puts machine code in place, and removes the oldest beyond what is kept.
     fn keep(&self, name: &str, sealed: &[u8]) -> anyhow::Result<()> {
-        let partial = format!(".{name}.{}", std::process::id());
+        // Two may compile the same at once, in this process too.
+        let partial = format!(".{name}.{}.{}", std::process::id(), PARTIAL.fetch_add(1, Relaxed));
         if self.dir.exists(&partial) {
             self.dir.remove_file(&partial)?;
         }

@@ -3,8 +3,6 @@
 //! A function of the job alone. Reads parameters as `sft` names them; a component that names them otherwise is planned as if it were
 //! `sft` without a word, and its user gives `--limit device-bytes` or `activation-bytes` where that is too little.
 
-use std::collections::BTreeMap;
-
 use nodus_engine::plan::{BatchSize, Needs, evaluation_bytes, needs};
 use nodus_protocol::{Digest, LayerSelection, LoraConfig, ModelConfig, Module};
 use nodus_sandbox::{EVALUATION_ROW_ALIGN, EVALUATION_ROWS_MAX, Limits};
@@ -27,9 +25,10 @@ const ROW_ALIGN: usize = EVALUATION_ROW_ALIGN as usize;
 /// What a plan follows from, of each data set that the job has: the size of every example.
 pub(crate) type Sizes = Vec<Vec<BatchSize>>;
 
-/// Sizes that were reckoned, so that the jobs of one run, or of one submission, that are of the same rows read them once.
+/// The sizes that were reckoned last, so that jobs of the same rows that follow one another, as those of a sweep do, read them once. No more than those: of
+/// a large data set they are large.
 #[derive(Default)]
-pub(crate) struct Reckoned(BTreeMap<Of, Sizes>);
+pub(crate) struct Reckoned(Option<(Of, Sizes)>);
 
 /// Which rows, of which model, cut at which length.
 type Of = (u64, Option<u64>, Digest, usize);
@@ -45,10 +44,12 @@ impl Reckoned {
         turn: impl FnOnce() -> T,
     ) -> &Sizes {
         let of = (train.id(), held_out.map(Rows::id), model.digest, max_length);
-        self.0.entry(of).or_insert_with(|| {
+        let known = self.0.take().filter(|(known, _)| *known == of);
+        let reckon = || {
             let _turn = turn();
-            read([Some(train), held_out].into_iter().flatten(), model, max_length)
-        })
+            (of, read([Some(train), held_out].into_iter().flatten(), model, max_length))
+        };
+        &self.0.insert(known.unwrap_or_else(reckon)).1
     }
 }
 

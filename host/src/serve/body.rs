@@ -12,11 +12,14 @@ use nodus_api::Code;
 use nodus_state::{CohortId, JobId, TenantId};
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, timeout_at};
 use tokio_stream::StreamExt as _;
 
 use super::auth::Of;
 use super::failure::Failure;
 use super::service::App;
+use super::slots::Slot;
 
 /// Longest JSON body. Parameters are bounded besides, by the job's own limit.
 const JSON_BYTES_MAX: usize = 4 << 20;
@@ -25,8 +28,11 @@ pub(super) const JSON_BYTES_USUAL: usize = 64 << 10;
 /// How long a JSON body may take.
 const JSON_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// A JSON body.
-pub(super) struct Json<T>(pub(super) T);
+/// A JSON body, with its place where it is a large one: held for as long as what was read of it.
+pub(super) struct Json<T>(pub(super) T, pub(super) Place);
+
+/// A place among those for large bodies: one of the tenant's, and one of all.
+type Place = Option<(Slot, OwnedSemaphorePermit)>;
 
 impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
     type Rejection = Failure;
@@ -40,23 +46,23 @@ impl<T: DeserializeOwned> FromRequest<App> for Json<T> {
         let Some(Of(of)) = request.extensions().get().copied() else {
             return Err(Failure::ours(anyhow::anyhow!("a body is read before it is known whose it is")));
         };
-        let read = tokio::time::timeout(JSON_TIME_MAX, read(app, of, request.into_body())).await;
-        let slow = || Failure::new(Code::TooSlow, format!("expected the body within {} s", JSON_TIME_MAX.as_secs()));
-        let bytes = read.map_err(|_| slow())??;
-        serde_json::from_slice(&bytes).map(Self).map_err(|error| Failure::new(Code::BadBody, wrong(&error)))
+        let (bytes, place) = read(app, of, request.into_body()).await?;
+        let read = serde_json::from_slice(&bytes).map_err(|error| Failure::new(Code::BadBody, wrong(&error)))?;
+        Ok(Self(read, place))
     }
 }
 
 /// Reads a body whole. What goes beyond the usual takes one of the few places that a tenant has for that, since it is held in memory however slowly
-/// the rest comes.
-async fn read(app: &App, of: TenantId, body: Body) -> Result<Vec<u8>, Failure> {
-    let (mut bytes, mut place) = (Vec::new(), None);
+/// the rest comes. What it waits for a place is no time of its sender's.
+async fn read(app: &App, of: TenantId, body: Body) -> Result<(Vec<u8>, Place), Failure> {
+    let (mut bytes, mut place, mut until) = (Vec::new(), None, Instant::now() + JSON_TIME_MAX);
+    let slow = |_| Failure::new(Code::TooSlow, format!("expected the body within {} s", JSON_TIME_MAX.as_secs()));
     let too_large = || Failure::new(Code::TooLarge, format!("expected at most {JSON_BYTES_MAX} bytes of JSON"));
     if body.size_hint().exact().is_some_and(|length| length > JSON_BYTES_MAX as u64) {
         return Err(too_large());
     }
     let mut body = body.into_data_stream();
-    while let Some(piece) = body.next().await {
+    while let Some(piece) = timeout_at(until, body.next()).await.map_err(slow)? {
         let piece = piece.map_err(|_| Failure::new(Code::BadBody, "the body broke off"))?;
         let length = bytes.len() + piece.len();
         if length > JSON_BYTES_MAX {
@@ -70,11 +76,13 @@ async fn read(app: &App, of: TenantId, body: Body) -> Result<Vec<u8>, Failure> {
                 );
                 return Err(Failure::new(Code::RateLimited, detail).retry_after(1));
             };
-            place = Some((own, app.bodies.acquire().await.map_err(|error| Failure::ours(error.into()))?));
+            let waits = Instant::now();
+            place = Some((own, app.bodies.clone().acquire_owned().await.map_err(|error| Failure::ours(error.into()))?));
+            until += waits.elapsed();
         }
         bytes.extend_from_slice(&piece);
     }
-    Ok(bytes)
+    Ok((bytes, place))
 }
 
 /// What is wrong with a body: JSON that says something else, or none.

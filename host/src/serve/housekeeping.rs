@@ -9,6 +9,9 @@ use super::service::App;
 /// How often it is looked whether a token was revoked or a tenant disabled, which an operator does in another process, and whether a job was deleted.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// After how long what failed is tried again.
+const AGAIN: Duration = Duration::from_secs(10);
+
 /// How often blobs that nothing refers to are removed.
 const COLLECT: Duration = Duration::from_secs(3600);
 
@@ -38,8 +41,8 @@ pub(super) async fn clear(app: App) {
             Ok(true) => began.elapsed(),
             Ok(false) => LOOK,
             Err(failure) => {
-                tracing::warn!(?failure, "what is left of deleted jobs could not be removed");
-                COLLECT
+                tracing::warn!(?failure, "what is left of deleted jobs could not be removed; it is tried again");
+                AGAIN
             }
         };
         tokio::time::sleep(pause).await;

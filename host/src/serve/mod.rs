@@ -135,9 +135,10 @@ pub fn open_state(paths: Paths, data_dir: &Path, access: Access) -> anyhow::Resu
     let path = data_dir.join(FOLDER);
     let dir = paths.create_dir_all(&path)?;
     State::open(dir, &path, access).map_err(|error| match error {
-        nodus_state::StateError::InUse | nodus_state::StateError::ReadOnly | nodus_state::StateError::Newer { .. } => {
-            user(error.to_string())
-        }
+        nodus_state::StateError::InUse
+        | nodus_state::StateError::Older
+        | nodus_state::StateError::ReadOnly
+        | nodus_state::StateError::Newer { .. } => user(error.to_string()),
         error => anyhow::Error::from(error).context("opening the service's state"),
     })
 }

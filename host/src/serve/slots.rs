@@ -1,4 +1,4 @@
-//! Who is at something that takes long, so that no tenant has all the turns: uploads, readings of the ledger.
+//! Who is at something that takes long, so that no tenant has all the turns: uploads, downloads, large bodies.
 //!
 //! Counts only; what is refused is refused by who asks.
 

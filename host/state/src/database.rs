@@ -2,6 +2,7 @@
 //!
 //! Never shows half a transaction: a writer commits or nothing happened, and a reader sees one moment.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -44,9 +45,9 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Database {
     /// Opens or makes it, and brings it to this program's version.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
+    pub(crate) fn open(path: &Path, alone: impl FnOnce() -> Result<Option<File>>) -> Result<Self> {
         let mut writer = connect(path)?;
-        migrate::migrate(&mut writer)?;
+        migrate::migrate(&mut writer, alone)?;
         let (writer, readers, door) = (Mutex::new(writer), Mutex::default(), Mutex::default());
         Ok(Self { path: path.to_owned(), writer, readers, returned: Condvar::new(), door, is_broken: AtomicBool::new(false) })
     }
@@ -143,7 +144,7 @@ mod tests {
     #[test]
     fn who_asks_is_known_while_all_readers_are_taken() {
         let folder = tempfile::tempdir().unwrap();
-        let database = Database::open(&folder.path().join("state.db")).unwrap();
+        let database = Database::open(&folder.path().join("state.db"), || Ok(None)).unwrap();
         let (begun, begins) = std::sync::mpsc::channel();
         let (ends, end) = (std::sync::Barrier::new(READERS_MAX + 1), &database);
         std::thread::scope(|scope| {

@@ -76,6 +76,9 @@ pub enum StateError {
     /// Another process has the folder.
     #[error("another process has the state's folder: the service runs already")]
     InUse,
+    /// It is to be brought to this program's version, and another process has the folder.
+    #[error("the state is an older program's, and another process serves it: this program brings it up to date once that has ended")]
+    Older,
     /// It was opened for rows alone.
     #[error("the state's folder is open for its rows alone, not for blobs")]
     RowsOnly,

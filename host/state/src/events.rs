@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn events_of_kinds_are_looked_up_and_nothing_else_is_read() {
         let mut connection = Connection::open_in_memory().unwrap();
-        migrate(&mut connection).unwrap();
+        migrate(&mut connection, || Ok(None)).unwrap();
         let kinds = [EventKind::State, EventKind::Evaluation, EventKind::State];
         for (is_jobs, looked_up) in [(true, "(job=? AND kind=? AND position>?)"), (false, "(cohort=? AND kind=? AND position>?)")] {
             let mut explain = connection.prepare(&format!("EXPLAIN QUERY PLAN {}", select(is_jobs, &kinds))).unwrap();

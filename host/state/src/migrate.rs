@@ -2,6 +2,8 @@
 //!
 //! Never touches what a newer program, or another one, wrote.
 
+use std::fs::File;
+
 use rusqlite::{Connection, TransactionBehavior};
 
 use crate::error::{Result, StateError};
@@ -20,8 +22,8 @@ const STEPS: &[&str] = &[
 /// `application_id` of the file: "nods".
 const APPLICATION: i64 = 0x6e6f_6473;
 
-/// Brings the schema to the newest version.
-pub(crate) fn migrate(connection: &mut Connection) -> Result<()> {
+/// Brings the schema to the newest version; `alone` takes the folder for that long, so that nobody has the rows under an older program that serves them.
+pub(crate) fn migrate(connection: &mut Connection, alone: impl FnOnce() -> Result<Option<File>>) -> Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let pragma = |name: &str| transaction.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     let (version, application) = (pragma("user_version")?, pragma("application_id")?);
@@ -34,6 +36,7 @@ pub(crate) fn migrate(connection: &mut Connection) -> Result<()> {
         return Err(StateError::Newer { found: version, known });
     }
     drop(transaction);
+    let _taken = if version < known { alone()? } else { None };
     for (step, number) in STEPS.iter().zip(1_i64..) {
         // Looked at again under the lock: another process may have taken the step.
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -61,12 +64,12 @@ mod tests {
     #[test]
     fn a_new_database_gets_every_step_once_and_a_newer_one_is_refused() {
         let mut connection = Connection::open_in_memory().unwrap();
-        migrate(&mut connection).unwrap();
-        migrate(&mut connection).unwrap();
+        migrate(&mut connection, || Ok(None)).unwrap();
+        migrate(&mut connection, || Ok(None)).unwrap();
         let version: usize = connection.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
         assert_eq!(version, STEPS.len());
         connection.pragma_update(None, "user_version", 99).unwrap();
-        let error = migrate(&mut connection).unwrap_err();
+        let error = migrate(&mut connection, || Ok(None)).unwrap_err();
         assert!(matches!(error, StateError::Newer { found: 99, .. }), "{error}");
     }
 
@@ -88,7 +91,7 @@ mod tests {
                  VALUES (7, randomblob(16), 1, 1, 0, '{spec}', 'low', 'tiny', 0, 0, 'queued', 0)"
             ))
             .unwrap();
-        migrate(&mut connection).unwrap();
+        migrate(&mut connection, || Ok(None)).unwrap();
         let (lane, digest): (Lane, [u8; 32]) =
             connection.query_row("SELECT lane, model_digest FROM jobs", [], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
         assert_eq!((lane, Digest::from_bytes(digest)), (Lane::Solo, Digest::of(b"m")));
@@ -100,6 +103,6 @@ mod tests {
     fn another_programs_database_is_left_alone() {
         let mut connection = Connection::open_in_memory().unwrap();
         connection.execute_batch("CREATE TABLE theirs (x)").unwrap();
-        assert!(matches!(migrate(&mut connection).unwrap_err(), StateError::Foreign));
+        assert!(matches!(migrate(&mut connection, || Ok(None)).unwrap_err(), StateError::Foreign));
     }
 }

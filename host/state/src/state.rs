@@ -21,7 +21,7 @@ use crate::access::{self, Access};
 use crate::blobs::Blobs;
 use crate::change::{Change, Listener};
 use crate::database::Database;
-use crate::error::Result;
+use crate::error::{Result, StateError};
 use crate::excuses::Excuses;
 
 const DATABASE: &str = "state.db";
@@ -41,11 +41,18 @@ impl State {
     /// `path` is where `dir` is: SQLite opens its files by name.
     ///
     /// # Errors
-    /// Another process has it, a newer program wrote it, or the disk refuses.
+    /// Another process has it, a newer program wrote it, an older one serves it, or the disk refuses.
     pub fn open(dir: Dir, path: &Path, access: Access) -> Result<Self> {
         let taken = access::take(&dir, access)?;
+        let alone = || match access {
+            Access::Whole => Ok(None),
+            Access::Rows => access::take(&dir, Access::Whole).map_err(|error| match error {
+                StateError::InUse => StateError::Older,
+                error => error,
+            }),
+        };
+        let database = Database::open(&path.join(DATABASE), alone)?;
         let blobs = Arc::new(Blobs::open(dir, access)?);
-        let database = Database::open(&path.join(DATABASE))?;
         Ok(Self { database, blobs, excuses: Excuses::default(), listeners: RwLock::default(), _taken: taken })
     }
 

@@ -27,7 +27,7 @@ pub struct Usage {
     pub device_ms: u64,
 }
 
-/// Each content once, as if nobody else had it, what its jobs told, and what they are made of: that of a sweep's members in common once.
+/// Each content once, as if nobody else had it, what its jobs told and their receipts, and what they are made of: that of a sweep's members in common once.
 pub(crate) fn stored_bytes(view: &Transaction<'_>, of: TenantId) -> Result<u64> {
     let select = "SELECT (SELECT ifnull(sum(bytes), 0) FROM blobs WHERE digest IN (
             SELECT item_files.digest FROM items JOIN item_files ON item = items.id WHERE tenant = ?1
@@ -35,7 +35,7 @@ pub(crate) fn stored_bytes(view: &Transaction<'_>, of: TenantId) -> Result<u64> 
             UNION SELECT artifacts.digest FROM jobs JOIN artifacts ON job = number WHERE tenant = ?1))
         + (SELECT ifnull(sum(octet_length(spec)), 0) FROM jobs JOIN specs ON job = number WHERE tenant = ?1)
         + (SELECT ifnull(sum(octet_length(spec)), 0) FROM cohorts JOIN common_specs ON cohort = number WHERE tenant = ?1)
-        + (SELECT ifnull(sum(told_bytes), 0) FROM jobs WHERE tenant = ?1 AND leaving = 0)";
+        + (SELECT ifnull(sum(told_bytes + ifnull(octet_length(receipt), 0)), 0) FROM jobs WHERE tenant = ?1 AND leaving = 0)";
     Ok(view.prepare_cached(select)?.query_row([of], |row| row.get(0))?)
 }
 

@@ -38,7 +38,7 @@ pub(super) async fn submit(
     State(app): State<App>,
     caller: Caller,
     headers: HeaderMap,
-    Json(request): Json<SubmitRequest>,
+    Json(request, _place): Json<SubmitRequest>,
 ) -> Result<(StatusCode, Answer<Submitted>), Failure> {
     let key = key(&headers, &request)?;
     let of = caller.0.id;
@@ -192,7 +192,7 @@ pub(super) async fn cancel(
     State(app): State<App>,
     caller: Caller,
     Id(id): Id<JobId>,
-    Json(request): Json<CancelRequest>,
+    Json(request, _place): Json<CancelRequest>,
 ) -> Result<(StatusCode, Answer<Cancellation>), Failure> {
     let done = app.blocking(move |service| Ok(service.state.cancel(caller.0.id, id, words::stop(request.how))?)).await?;
     Ok((StatusCode::ACCEPTED, Answer(Cancellation { ended: done == Cancelled::AtOnce })))

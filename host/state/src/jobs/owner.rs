@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn a_page_reads_no_more_than_it_shows_and_the_line_is_an_index() {
         let mut connection = Connection::open_in_memory().unwrap();
-        migrate(&mut connection).unwrap();
+        migrate(&mut connection, || Ok(None)).unwrap();
         let steps = |select: &str, values: &[&dyn rusqlite::ToSql]| {
             let mut explain = connection.prepare(&format!("EXPLAIN QUERY PLAN {select}")).unwrap();
             let steps = explain.query_map(values, |row| row.get::<_, String>(3)).unwrap().map(Result::unwrap).collect::<Vec<_>>();

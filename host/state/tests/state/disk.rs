@@ -61,6 +61,16 @@ fn a_service_that_is_started_while_another_ends_waits_for_the_folder() {
 }
 
 #[test]
+fn what_an_older_program_serves_is_not_brought_up_to_date_under_it() {
+    let f = fixture();
+    let database = rusqlite::Connection::open(f.folder.path().join("state.db")).unwrap();
+    let version: i64 = database.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
+    database.pragma_update(None, "user_version", version - 1).unwrap();
+    assert!(matches!(open(&f.folder, Access::Rows).err().unwrap(), StateError::Older));
+    assert_eq!(database.pragma_query_value::<i64, _>(None, "user_version", |row| row.get(0)).unwrap(), version - 1);
+}
+
+#[test]
 fn one_process_serves_a_folder_and_others_may_have_its_rows() {
     let f = fixture();
     assert!(matches!(open(&f.folder, Access::Whole).err().unwrap(), StateError::InUse));

@@ -194,6 +194,7 @@ impl CudaDevice {
         self.forget_graphs();
         if let Some(report) = &mut self.verdict {
             report.products.retain(|check| check.key != key);
+            report.gate_ups.retain(|check| check.shape != (key.outputs, key.inputs));
         }
     }
 }
