@@ -1,6 +1,6 @@
-//! Whose upload is looked at next: tenants take turns, each with one at a time where others wait.
+//! Whose upload or submission is looked at next: tenants take turns, each with one at a time where others wait.
 //!
-//! Knows no upload. Who waits is a future and holds no thread.
+//! Knows neither. Who waits is a future and holds no thread.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nodus_state::TenantId;
 use tokio::sync::oneshot;
 
-/// Places to look at uploads in, and who waits for one.
+/// Places to look at something in, and who waits for one.
 pub(super) struct Checks(Mutex<Inner>);
 
 struct Inner {
     free: usize,
-    /// Whose uploads are looked at.
+    /// Who has them.
     at_work: Vec<TenantId>,
     /// Who waits, the longest first; of one tenant too.
     waiting: VecDeque<(TenantId, oneshot::Sender<Turn>)>,

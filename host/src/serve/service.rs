@@ -35,8 +35,8 @@ const DOWNLOADS_MAX: usize = 128;
 const DOWNLOADS_OF_ONE_MAX: usize = 16;
 /// Readings of the ledger at the same time: each has a thread, which may wait for what was added to it to be read.
 const LEDGERS_MAX: usize = 2;
-/// Submissions that are looked at at the same time: each has a thread, which may wait for another's data to be read.
-const SUBMISSIONS_MAX: usize = 32;
+/// Submissions that are looked at at the same time: each has a thread, and may wait for the data of those before it to be read.
+const SUBMISSIONS_MAX: usize = 4;
 /// Components that are compiled at the same time, and data sets that are read through: each takes a processor.
 const COMPILING_MAX: usize = 2;
 const READING_MAX: usize = 2;
@@ -76,7 +76,7 @@ pub(crate) struct Service {
     pub(super) ledgers: Semaphore,
     /// As far as it was read.
     pub(super) ledger: Mutex<Follower>,
-    pub(super) submissions: Semaphore,
+    pub(super) submissions: Arc<Checks>,
     pub(super) compiling: Arc<Checks>,
     pub(super) reading: Arc<Checks>,
     pub(super) telling: Semaphore,
@@ -134,7 +134,7 @@ impl App {
             download_slots: Slots::new(DOWNLOADS_OF_ONE_MAX),
             ledgers: Semaphore::new(LEDGERS_MAX),
             ledger: Mutex::new(ledger),
-            submissions: Semaphore::new(SUBMISSIONS_MAX),
+            submissions: Checks::new(SUBMISSIONS_MAX),
             compiling: Checks::new(COMPILING_MAX),
             reading: Checks::new(READING_MAX),
             telling: Semaphore::new(TELLING_MAX),

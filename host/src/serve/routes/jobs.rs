@@ -42,9 +42,10 @@ pub(super) async fn submit(
 ) -> Result<(StatusCode, Answer<Submitted>), Failure> {
     let key = key(&headers, &request)?;
     let of = caller.0.id;
-    let _turn = app.submissions.acquire().await.map_err(|error| Failure::ours(error.into()))?;
+    let turn = app.submissions.take(of).await;
     let submitted = app
         .blocking(move |service| {
+            let _turn = turn;
             if let Some(before) = key.as_ref().map(|key| service.state.submitted(of, key)).transpose()?.flatten() {
                 return Ok(before);
             }
