@@ -72,8 +72,8 @@ impl At<'_> {
         let is_told = work.stop_question.is_some();
         tokio::select! {
             ended = ended => ended,
-            () = self.pass_stop_on(&stop, caught_up), if !is_told => anyhow::bail!("a stop was passed on for ever"),
-            () = self.tell_going_on() => anyhow::bail!("that a job went on was told for ever"),
+            () = self.pass_stop_on(&stop, caught_up.clone()), if !is_told => anyhow::bail!("a stop was passed on for ever"),
+            () = self.tell_going_on(caught_up) => anyhow::bail!("that a job went on was told for ever"),
         }
     }
 
@@ -116,9 +116,14 @@ impl At<'_> {
         std::future::pending().await
     }
 
-    /// Says what was done again, once nothing more is: the job is at work from then on. Never resolves.
-    async fn tell_going_on(&self) {
+    /// Says what was done again, once nothing more is: the job is at work from then on. One that is not kept, and so begins anew, is where it was once it
+    /// has told again what it told. Never resolves.
+    async fn tell_going_on(&self, mut caught_up: watch::Receiver<bool>) {
         self.scribe.caught_up().await;
+        if caught_up.wait_for(|is_so| *is_so).await.is_err() {
+            // It has ended.
+            std::future::pending::<()>().await;
+        }
         self.shared.board().running.get_mut(&self.claim.job).into_iter().for_each(|run| run.stint.begin());
         let Tally { answered, repeated, repeated_steps, repeated_ms, .. } = self.scribe.tally();
         if answered + repeated > 0 {
