@@ -14,7 +14,7 @@ const DEVICE_BYTES_MAX: u64 = 1 << 48;
 /// What a service's tenants may set limits to where its operator says nothing: what they are without a word. Device memory is bounded by a quota.
 pub(crate) const MAXIMA: Limits = Limits { device_bytes: DEVICE_BYTES_MAX, activation_bytes: DEVICE_BYTES_MAX, ..Limits::DEFAULT };
 /// The limits that follow from a job's parameters.
-const PLANNED: [&str; 2] = ["device-bytes", "activation-bytes"];
+pub(crate) const PLANNED: [&str; 2] = ["device-bytes", "activation-bytes"];
 
 /// One limit, set to other than its default.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -93,6 +93,8 @@ limits! {
     batch_sequences, "batch-sequences", 65_536;
     /// What all batches alive hold of the host's memory. Refuses the call.
     batch_bytes, "batch-bytes", 256 << 20;
+    /// All data sets of the job, as they were uploaded. Refuses the job: they are read to plan its memory, and held tokenised.
+    dataset_bytes, "dataset-bytes", 1 << 30;
     /// Data sets open at once. Refuses the call: each is held tokenised.
     datasets, "datasets", 16;
     /// Adapters alive at once. Refuses the call.

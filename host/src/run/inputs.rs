@@ -17,12 +17,14 @@ use serde_json::{Map, Value};
 
 use super::asked::Asked;
 use super::content::Content;
-use super::plan::{self, Reckoned};
+use super::plan;
 use super::rows::Rows;
+use super::sizes::Reckoned;
 use crate::cli::HeldOutArgs;
 use crate::error::{exit_code, refusal, user};
 use crate::guest::Workshop;
 use crate::import::{self, RANDOM};
+use crate::limits::over;
 use crate::name::Name;
 use crate::paths::{Paths, shown};
 use crate::random::{self, Recipe};
@@ -153,6 +155,24 @@ impl Job {
     }
 }
 
+/// Bytes of data sets, whole. One of which both parts are is counted once.
+fn dataset_bytes(train: &Rows, held_out: Option<&Rows>) -> u64 {
+    let other = held_out.filter(|rows| rows.part_len().is_none());
+    train.whole_bytes().saturating_add(other.map_or(0, Rows::whole_bytes))
+}
+
+/// Refuses data sets of so many bytes where a job may not have them.
+///
+/// # Errors
+/// The user's.
+pub(crate) fn bounded(dataset_bytes: u64, limits: &Limits) -> anyhow::Result<()> {
+    let allowed = limits.dataset_bytes;
+    if dataset_bytes > allowed {
+        return Err(user(format!("the job's data has {dataset_bytes} bytes, limit `dataset-bytes` allows {allowed}")));
+    }
+    Ok(())
+}
+
 /// Opens jobs' inputs.
 pub(crate) struct Opener<'a> {
     store: &'a Store,
@@ -163,7 +183,7 @@ pub(crate) struct Opener<'a> {
     components: BTreeMap<PathBuf, Arc<JobComponent>>,
     models: BTreeMap<Name, Arc<OpenModel>>,
     data: Vec<((Name, HeldOutArgs), Parts)>,
-    reckoned: Reckoned,
+    reckoned: Reckoned<plan::OfRows>,
 }
 
 /// What a job trains on, and what it may evaluate on.
@@ -182,6 +202,7 @@ impl<'a> Opener<'a> {
     pub(crate) fn open(&mut self, asked: Asked) -> anyhow::Result<Job> {
         let component = self.component(&asked.component)?;
         let (train, held_out) = self.rows(&asked.data, &asked.held_out)?;
+        bounded(dataset_bytes(&train, held_out.as_deref()), &over(Limits::DEFAULT, &asked.limits))?;
         let model = self.model(&asked.model)?;
         let mut parameters = asked.parameters;
         let adapters = self.init_adapter(&mut parameters, &model)?;

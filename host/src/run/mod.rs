@@ -25,6 +25,7 @@ pub(crate) mod recorder;
 pub(crate) mod rows;
 pub(crate) mod services;
 pub(crate) mod sharing;
+pub(crate) mod sizes;
 pub(crate) mod stop;
 mod summary;
 pub(crate) mod tokens;

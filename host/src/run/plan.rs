@@ -3,14 +3,17 @@
 //! A function of the job alone. Reads parameters as `sft` names them; a component that names them otherwise is planned as if it were
 //! `sft` without a word, and its user gives `--limit device-bytes` or `activation-bytes` where that is too little.
 
+use std::collections::BTreeSet;
+
 use nodus_engine::plan::{BatchSize, Needs, evaluation_bytes, needs};
 use nodus_protocol::{Digest, LayerSelection, LoraConfig, ModelConfig, Module};
-use nodus_sandbox::{EVALUATION_ROW_ALIGN, EVALUATION_ROWS_MAX, Limits};
+use nodus_sandbox::{EVALUATION_ROWS_MAX, Limits};
 use serde_json::{Map, Value};
 
 use super::inputs::OpenModel;
 use super::rows::Rows;
-use crate::limits::{Limit, over};
+use super::sizes::{Reckoned, Sizes, Spread, measure};
+use crate::limits::{Limit, PLANNED, over};
 
 /// What `sft` takes where the parameters do not say, as its README has it: sequences of a batch, and the adapter's rank.
 const BATCH_SIZE: usize = 8;
@@ -19,62 +22,31 @@ const RANK: u32 = 8;
 const ALPHA: f32 = 16.0;
 /// A job gets no less of either kind: room for a few small adapters more than its parameters tell of, and for larger batches.
 const BYTES_MIN: u64 = 64 << 20;
-/// Rows at a multiple of which a device may begin each sequence. The coarsest of all, since a limit must not depend on the device.
-const ROW_ALIGN: usize = EVALUATION_ROW_ALIGN as usize;
-
-/// What a plan follows from, of each data set that the job has: the size of every example.
-pub(crate) type Sizes = Vec<Vec<BatchSize>>;
-
-/// The sizes that were reckoned last, so that jobs of the same rows that follow one another, as those of a sweep do, read them once. No more than those: of
-/// a large data set they are large.
-#[derive(Default)]
-pub(crate) struct Reckoned(Option<(Of, Sizes)>);
-
-/// Which rows, of which model, cut at which length.
-type Of = (u64, Option<u64>, Digest, usize);
-
-impl Reckoned {
-    /// The sizes of the data to train on, then of the held-out data, without what cannot be read, as the job will hear. Where they were not reckoned
-    /// before, the data is read, and nothing of it kept; what `turn` gives is held meanwhile.
-    pub(crate) fn sizes<T>(
-        &mut self,
-        model: &OpenModel,
-        (train, held_out): (&Rows, Option<&Rows>),
-        max_length: usize,
-        turn: impl FnOnce() -> T,
-    ) -> &Sizes {
-        let of = (train.id(), held_out.map(Rows::id), model.digest, max_length);
-        let known = self.0.take().filter(|(known, _)| *known == of);
-        let reckon = || {
-            let _turn = turn();
-            (of, read([Some(train), held_out].into_iter().flatten(), model, max_length))
-        };
-        &self.0.insert(known.unwrap_or_else(reckon)).1
-    }
-}
-
-fn read<'a>(data: impl Iterator<Item = &'a Rows>, model: &OpenModel, max_length: usize) -> Sizes {
-    let sizes = |rows: &Rows| {
-        let mut sizes = Vec::new();
-        rows.each(model, max_length, |example| sizes.push(BatchSize::of(&example, ROW_ALIGN))).ok().map(|()| sizes)
-    };
-    data.map_while(sizes).collect()
-}
+/// Rows that are open, those to train on and those held out, and of which model.
+pub(crate) type OfRows = (u64, Option<u64>, Digest);
 
 /// The limits of a job: the defaults, its planned device memory, and what was given over both.
 pub(crate) fn limits(
     model: &OpenModel,
-    data: (&Rows, Option<&Rows>),
+    (train, held_out): (&Rows, Option<&Rows>),
     (parameters, adapter): (&Map<String, Value>, Option<&LoraConfig>),
     given: &[Limit],
-    reckoned: &mut Reckoned,
+    reckoned: &mut Reckoned<OfRows>,
 ) -> Limits {
-    let is_given = |name: &str| given.iter().any(|limit| limit.name() == name);
-    if is_given("device-bytes") && is_given("activation-bytes") {
+    if !is_planned(given) {
         return over(Limits::DEFAULT, given);
     }
-    let sizes = reckoned.sizes(model, data, max_length(parameters, &model.config), || ());
-    over(planned(model, sizes, (parameters, adapter)), given)
+    let (of, length) = ((train.id(), held_out.map(Rows::id), model.digest), max_length(parameters, &model.config));
+    let sizes = reckoned.get(&of, length).unwrap_or_else(|| {
+        let measured = reckoned.learn(&of, measure(model, (train, held_out), &BTreeSet::from([length])));
+        measured.get(&length).cloned().unwrap_or_default()
+    });
+    over(planned(model, &sizes, (parameters, adapter)), given)
+}
+
+/// Whether any of a job's memory is to be planned: not all of it was given.
+pub(crate) fn is_planned(given: &[Limit]) -> bool {
+    PLANNED.iter().any(|name| !given.iter().any(|limit| limit.name() == *name))
 }
 
 /// The defaults, and the device memory that is planned for a job on data of these sizes.
@@ -97,26 +69,15 @@ fn number(parameters: &Map<String, Value>, key: &str) -> Option<usize> {
 
 /// Bytes for one adapter, and for the activations of the largest batch to train on or piece of an evaluation.
 fn plan(model: &ModelConfig, config: &LoraConfig, sizes: &Sizes, batch_size: usize) -> Needs {
-    let train = sizes.first().map_or_else(BatchSize::default, |sizes| largest(sizes, batch_size));
+    let train = sizes.first().map_or_else(BatchSize::default, |sizes| sizes.largest(batch_size));
     let needs = needs(model, config, train);
     let pieces = sizes.iter().map(|sizes| evaluation_bytes(model, config, piece(sizes)));
     Needs { activation_bytes: pieces.fold(needs.activation_bytes, u64::max), ..needs }
 }
 
-/// The largest batch of so many sequences that the data can give.
-fn largest(examples: &[BatchSize], sequences: usize) -> BatchSize {
-    let most = |size: fn(&BatchSize) -> usize| {
-        let mut sizes: Vec<usize> = examples.iter().map(size).collect();
-        sizes.sort_unstable_by(|a, b| b.cmp(a));
-        sizes.into_iter().take(sequences).sum()
-    };
-    BatchSize { rows: most(|size| size.rows), labelled: most(|size| size.labelled) }
-}
-
 /// The largest piece of an evaluation: full, whatever the data, since a guest may evaluate a row many times; or one long sequence.
-fn piece(examples: &[BatchSize]) -> BatchSize {
-    let longest = examples.iter().map(|example| example.rows).max().unwrap_or(0);
-    let rows = longest.max(usize::try_from(EVALUATION_ROWS_MAX).unwrap_or(usize::MAX));
+fn piece(examples: &Spread) -> BatchSize {
+    let rows = examples.longest().max(usize::try_from(EVALUATION_ROWS_MAX).unwrap_or(usize::MAX));
     BatchSize { rows, labelled: rows }
 }
 
@@ -168,7 +129,9 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    use super::{EVALUATION_ROW_ALIGN, EVALUATION_ROWS_MAX, ROW_ALIGN, config, plan};
+    use nodus_sandbox::EVALUATION_ROW_ALIGN;
+
+    use super::{EVALUATION_ROWS_MAX, Spread, config, plan};
     use crate::cli::Dtype;
     use crate::random::{Recipe, Shape};
 
@@ -181,8 +144,10 @@ mod tests {
         Arc::new(Sequence::new(model, vec![1; rows], vec![2; rows], weights).unwrap())
     }
 
-    fn data(examples: &[Arc<Sequence>]) -> Vec<BatchSize> {
-        examples.iter().map(|example| BatchSize::of(example, ROW_ALIGN)).collect()
+    fn data(examples: &[Arc<Sequence>]) -> Spread {
+        let mut spread = Spread::default();
+        examples.iter().map(|example| BatchSize::of(example, 1)).for_each(|size| spread.add(size.rows, size.labelled));
+        spread
     }
 
     fn size(batch: &[&Arc<Sequence>], align: usize) -> BatchSize {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use nodus_formats::{TextModel, data};
-use nodus_protocol::{Digest, ModelConfig, Sequence};
+use nodus_protocol::{Digest, ModelConfig};
 use nodus_sandbox::services::{Dataset, Refusal};
 
 use super::content::Content;
@@ -38,7 +38,7 @@ impl Rows {
 
     /// All rows of a data set.
     pub(crate) fn whole(name: Name, digest: Digest, content: Content) -> Arc<Self> {
-        Arc::new(Self::new(Part { name, digest, lines: None }, content))
+        Arc::new(Self::new(Part { name, digest, rows: None }, content))
     }
 
     /// The rows that are left to train on, and those held out.
@@ -54,10 +54,7 @@ impl Rows {
     ) -> anyhow::Result<(Arc<Self>, Arc<Self>)> {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         let split = data::split(count, share, SPLIT_SEED).map_err(|error| user(format!("data set `{name}`: {error}")))?;
-        let part = |content, rows: Vec<usize>| {
-            let lines = Some(rows.into_iter().map(|row| row as u64 + 1).collect());
-            Arc::new(Self::new(Part { name: name.clone(), digest, lines }, content))
-        };
+        let part = |content, rows| Arc::new(Self::new(Part { name: name.clone(), digest, rows: Some(rows) }, content));
         Ok((part(content.clone(), split.train), part(content, split.held_out)))
     }
 
@@ -73,7 +70,7 @@ impl Rows {
 
     /// How many, where these are a part.
     pub(crate) fn part_len(&self) -> Option<u64> {
-        self.part.lines.as_ref().map(|lines| lines.len() as u64)
+        self.part.rows.as_ref().map(|rows| rows.len() as u64)
     }
 
     /// The rows as tokens of a model, cut at a length. Who asks while another reads waits for it and gets the same.
@@ -84,13 +81,12 @@ impl Rows {
         self.tokenise_for(model.digest, &model.config, model.text.as_deref(), max_length)
     }
 
-    /// The rows as tokens of a model one after the other, for who looks at each and keeps none.
+    /// Of each row how its targets weigh before any cut, as [`data::targets`] has it.
     ///
     /// # Errors
-    /// As [`Rows::tokenise`].
-    pub(crate) fn each(&self, model: &OpenModel, max_length: usize, take: impl FnMut(Sequence)) -> Result<(), Refusal> {
-        let whole = BufReader::new(self.content.from(0));
-        self.part.each(whole, &model.config, model.text.as_deref(), max_length, take)?;
+    /// The format's, as the guest sees it.
+    pub(crate) fn targets(&self, model: &OpenModel, take: impl FnMut(&[f32])) -> Result<(), Refusal> {
+        self.part.targets(BufReader::new(self.content.from(0)), &model.config, model.text.as_deref(), take)?;
         self.content.unchanged().map_err(|error| ours("reading the data", &error))
     }
 
@@ -137,10 +133,9 @@ pub(super) async fn tokenise(rows: Arc<Rows>, model: Arc<OpenModel>, max_length:
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
     use std::sync::Arc;
 
-    use nodus_formats::data::HeldOut;
+    use nodus_formats::data::{self, HeldOut};
     use nodus_protocol::{Architecture, Digest, ModelConfig};
     use nodus_sandbox::services::{Dataset, Refusal};
 
@@ -178,21 +173,26 @@ mod tests {
         // Line 2 loses its only label to the cut; lines 2 and 3 are cut.
         let lines = "{\"tokens\": [1, 2]}\n{\"tokens\": [2, 2, 2, 2], \"weights\": [0, 0, 0, 1]}\n{\"tokens\": [3, 3, 3, 3]}\n{\"tokens\": [4, 4]}\n";
         root.write("lines", lines).unwrap();
-        let part = |lines: Option<&[u64]>| {
-            let lines = lines.map(|lines| lines.iter().copied().collect::<BTreeSet<_>>());
+        // Those that hold out the lines at these indices.
+        let split = |held_out: &[usize]| {
+            let mut splits = (0..).map(|seed| data::split(4, HeldOut::Count(held_out.len()), seed).unwrap());
+            splits.find(|split| held_out.iter().all(|index| split.held_out.has(*index))).unwrap()
+        };
+        let part = |rows: Option<data::Part>| {
             let (name, digest, content) = ("d".parse().unwrap(), Digest::of(b"d"), Content::unseen(root.open("lines").unwrap()));
-            Rows::new(Part { name, digest, lines }, content)
+            Rows::new(Part { name, digest, rows }, content)
         };
         let first_tokens = |rows: &Rows| {
             let data = tokenise(rows, 3).unwrap();
             (data.examples.iter().map(|example| example.tokens()[0]).collect::<Vec<_>>(), data.truncated)
         };
         assert_eq!(first_tokens(&part(None)), (vec![1, 3, 4], 2));
-        assert_eq!(first_tokens(&part(Some(&[1, 2]))), (vec![1], 1));
-        let held_out = part(Some(&[3, 4]));
+        let halves = split(&[2, 3]);
+        assert_eq!(first_tokens(&part(Some(halves.train))), (vec![1], 1));
+        let held_out = part(Some(halves.held_out));
         assert_eq!(first_tokens(&held_out), (vec![3, 4], 1));
         assert_eq!(first_tokens(&held_out), (vec![3, 4], 1), "a second opening reads from the start");
-        let error = tokenise(&part(Some(&[2])), 3).err().unwrap();
+        let error = tokenise(&part(Some(split(&[1]).held_out)), 3).err().unwrap();
         assert!(error.to_string().contains("no label"), "{error}");
     }
 
@@ -212,14 +212,15 @@ mod tests {
         assert_eq!(lengths, [4990, 4990, 4990, 10, 10]);
         let first = tokenise(&train, 3).unwrap();
         assert!(Arc::ptr_eq(&first.examples, &tokenise(&train, 3).unwrap().examples));
-        let mut one_by_one = Vec::new();
+        let mut weights = Vec::new();
         let whole = std::io::BufReader::new(root.open("lines").unwrap());
-        train.part().each(whole, &config(), None, 3, |example| one_by_one.push(example)).unwrap();
-        assert!(first.examples.iter().map(std::convert::AsRef::as_ref).eq(&one_by_one), "one after the other they are the same");
+        train.part().targets(whole, &config(), None, |row| weights.push(row.to_vec())).unwrap();
+        assert!(first.examples.iter().map(|example| example.weights()).eq(&weights), "one after the other they are the same");
         let weak = Arc::downgrade(&first.examples);
         drop(first);
         assert!(weak.upgrade().is_none(), "kept though nobody has it open");
     }
+
     /// Whoever replaces the file takes nothing from those that have it open, and whoever writes into it is noticed by all of them.
     #[test]
     fn what_is_read_is_what_was_hashed_or_an_error() {

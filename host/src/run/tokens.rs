@@ -2,7 +2,7 @@
 //!
 //! Knows no file: the bytes of the data set come from whoever has them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::BufRead;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -21,8 +21,8 @@ pub(crate) struct Part {
     pub(crate) name: Name,
     /// Over the whole data set's bytes.
     pub(crate) digest: Digest,
-    /// Line numbers, from 1; absent: all.
-    pub(crate) lines: Option<BTreeSet<u64>>,
+    /// Absent: all.
+    pub(crate) rows: Option<data::Part>,
 }
 
 /// A model's digest and a maximum length.
@@ -54,38 +54,49 @@ impl Part {
         text: Option<&TextModel>,
         max_length: usize,
     ) -> Result<Examples, Refusal> {
+        let name = self.called();
         let mut examples = Vec::new();
-        let truncated = self.each(whole, config, text, max_length, |example| examples.push(Arc::new(example)))?;
+        let seen = data::each(whole, &name, config, text, max_length, |line, example| {
+            if self.has(line) {
+                examples.push(Arc::new(example));
+            }
+        });
+        let seen = seen.map_err(|error: FormatError| refusal(&error))?;
+        if examples.is_empty() {
+            let text = format!("{name}: no label within the first {max_length} tokens of any line of this part, expected at least one");
+            return Err(Refusal::InvalidArgument(text));
+        }
+        let truncated = seen.cut_lines.iter().filter(|line| self.has(**line)).count() as u64;
         Ok((examples, truncated))
     }
 
-    /// The same, an example at a time: nothing of the data set is kept. How many were cut.
+    /// Of each line of the part how its targets weigh before any cut.
     ///
     /// # Errors
-    /// As [`Part::read`].
-    pub(crate) fn each(
+    /// As [`data::targets`], as the guest sees it.
+    pub(crate) fn targets(
         &self,
         whole: impl BufRead,
         config: &ModelConfig,
         text: Option<&TextModel>,
-        max_length: usize,
-        mut take: impl FnMut(Sequence),
-    ) -> Result<u64, Refusal> {
-        let name = format!("data set `{}`", self.name);
-        let is_of_it = |line: &u64| self.lines.as_ref().is_none_or(|lines| lines.contains(line));
-        let mut is_empty = true;
-        let seen = data::each(whole, &name, config, text, max_length, |line, example| {
-            if is_of_it(&line) {
-                is_empty = false;
-                take(example);
+        mut take: impl FnMut(&[f32]),
+    ) -> Result<(), Refusal> {
+        let of_it = |line, weights: &[f32]| {
+            if self.has(line) {
+                take(weights);
             }
-        });
-        let seen = seen.map_err(|error: FormatError| refusal(&error))?;
-        if is_empty {
-            let text = format!("{name}: no label within the first {max_length} tokens of any line of this part, expected at least one");
-            return Err(Refusal::InvalidArgument(text));
-        }
-        Ok(seen.cut_lines.iter().filter(|line| is_of_it(line)).count() as u64)
+        };
+        data::targets(whole, &self.called(), config, text, of_it).map_err(|error| refusal(&error))
+    }
+
+    /// Whether a line, by its number from 1, is of the part.
+    fn has(&self, line: u64) -> bool {
+        let index = usize::try_from(line.saturating_sub(1)).unwrap_or(usize::MAX);
+        self.rows.as_ref().is_none_or(|rows| rows.has(index))
+    }
+
+    fn called(&self) -> String {
+        format!("data set `{}`", self.name)
     }
 }
 

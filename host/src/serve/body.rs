@@ -24,7 +24,7 @@ use super::slots::Slot;
 /// Longest JSON body. Parameters are bounded besides, by the job's own limit.
 const JSON_BYTES_MAX: usize = 4 << 20;
 /// What any request may have of it; for more there are few places.
-pub(super) const JSON_BYTES_USUAL: usize = 64 << 10;
+pub(super) const JSON_BYTES_USUAL: usize = 16 << 10;
 /// How long a JSON body may take.
 const JSON_TIME_MAX: Duration = Duration::from_secs(30);
 

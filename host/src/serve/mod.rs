@@ -18,6 +18,7 @@ mod gauges;
 mod housekeeping;
 mod linger;
 mod listen;
+mod planner;
 mod rates;
 mod ready_made;
 mod routes;

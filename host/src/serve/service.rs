@@ -13,10 +13,10 @@ use tokio::sync::{Semaphore, watch};
 
 use super::checks::Checks;
 use super::failure::Failure;
+use super::planner::Planner;
 use super::rates::Rates;
 use super::slots::Slots;
 use super::streams::Streams;
-use super::submit::Planner;
 use crate::books;
 use crate::cli::SandboxArgs;
 use crate::guest::{Terms, Workshop};
@@ -35,7 +35,7 @@ const DOWNLOADS_MAX: usize = 128;
 const DOWNLOADS_OF_ONE_MAX: usize = 16;
 /// Readings of the ledger at the same time: each has a thread, which may wait for what was added to it to be read.
 const LEDGERS_MAX: usize = 2;
-/// Submissions that are looked at at the same time: each has a thread, and may wait for the data of those before it to be read.
+/// Submissions that are looked at at the same time: each has a thread.
 const SUBMISSIONS_MAX: usize = 4;
 /// Components that are compiled at the same time, and data sets that are read through: each takes a processor.
 const COMPILING_MAX: usize = 2;
@@ -123,7 +123,7 @@ impl App {
             state,
             workshop,
             upload,
-            planner: Planner::default(),
+            planner: Planner::new(),
             rates: Rates::default(),
             streams,
             uploads: Semaphore::new(UPLOADS_MAX),

@@ -2,11 +2,11 @@
 //!
 //! Decides nothing about when or where a job runs.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use nodus_api::{Code, HeldOut as AskedHeldOut, SubmitRequest};
-use nodus_formats::data::{Form, HeldOut as Share};
+use nodus_formats::data::Form;
 use nodus_protocol::{Digest, LoraConfig};
 use nodus_sandbox::Limits;
 use nodus_state::{Common, HeldOut, Item, ItemKind, Lane, Member, Named, Priority, Reference, Submission, TenantId};
@@ -14,88 +14,137 @@ use serde_json::{Map, Value, json};
 
 use super::adapters::Adapters;
 use super::failure::Failure;
+use super::planner::Data;
 use super::service::Service;
 use crate::error::{there_are, user};
 use crate::limits::{self, Limit, over};
-use crate::name::Name;
-use crate::run::content::Content;
-use crate::run::inputs::{OpenModel, Parts};
-use crate::run::plan::{self, Reckoned};
-use crate::run::rows::Rows;
+use crate::run::inputs::{self, OpenModel};
+use crate::run::plan;
+use crate::run::sizes::Sizes;
 use crate::settings::{INIT_ADAPTER, sorted};
 use crate::sweep::{Point, Sweep, name_of, points};
 use crate::text::escape;
 
-/// Plans that are remembered; beyond that, all are forgotten.
-const PLANS_MAX: usize = 4096;
 /// The parameters that a plan follows from.
 const PLANNED: [&str; 6] = ["rank", "targets", "layers", "batch_size", "max_length", INIT_ADAPTER];
 
-/// Models that are open, and what was planned before.
-#[derive(Default)]
-pub(crate) struct Planner {
-    models: Mutex<BTreeMap<Name, Arc<OpenModel>>>,
-    plans: Mutex<BTreeMap<Digest, Limits>>,
-    /// Held while data is read: one at a time, since each reading takes a processor.
-    reading: Mutex<()>,
+/// The jobs that a tenant asks for, checked in all but what follows from the data's content. What all members have in common is there once, however many
+/// there are.
+pub(super) struct Draft {
+    /// All but the limits.
+    common: Common,
+    members: Vec<Drafted>,
+    /// The limits but for the memory that is planned.
+    limits: Limits,
+    given: Vec<Limit>,
+    adapters: Adapters,
+    model: Arc<OpenModel>,
+    data: Data,
 }
 
-/// The jobs that a tenant asks for, and the adapters that they start from. What all members have in common is there once, however many there are.
-pub(super) fn submission(service: &Service, of: TenantId, request: SubmitRequest) -> Result<(Submission, Adapters), Failure> {
-    let component = item(service, of, ItemKind::Component, &request.component)?;
-    let model = service.planner.model(service, &request.model)?;
-    let data = item(service, of, ItemKind::Data, &request.data)?;
-    let refused = |error: anyhow::Error| Failure::of(Code::JobRefused, error);
-    tokenised(&model, &data)?;
-    let (held_out, parts) = parts(service, of, (&model, &data), request.held_out.as_ref())?;
-    let given = given(&request.limits).map_err(refused)?;
-    let lane = match request.lane {
+/// A member of them.
+struct Drafted {
+    name: String,
+    varied: Point,
+    /// Its parameters beside those in common.
+    own: Map<String, Value>,
+    /// The parameters that its plan follows from.
+    planned: Map<String, Value>,
+    init_adapter: Option<(Digest, LoraConfig)>,
+}
+
+impl Draft {
+    /// Looks everything up, and refuses what can be refused before data is read.
+    pub(super) fn of(service: &Service, of: TenantId, request: SubmitRequest) -> Result<Self, Failure> {
+        let component = item(service, of, ItemKind::Component, &request.component)?;
+        let model = service.planner.model(service, &request.model)?;
+        let data = data(service, of, &model, &request)?;
+        let refused = |error: anyhow::Error| Failure::of(Code::JobRefused, error);
+        let given = given(&request.limits).map_err(refused)?;
+        let (lane, priority) = (lane(service, request.lane)?, priority(request.priority));
+        let limits = unplanned(&given, &service.offers.limits).map_err(refused)?;
+        inputs::bounded(data.bytes(), &limits).map_err(refused)?;
+        let is_swept = !request.sweep.is_empty();
+        let points = members(&request).map_err(refused)?;
+        service.state.admits(of, priority, points.len() as u64)?;
+        let mut parameters = sorted(request.parameters);
+        let mut adapters = Adapters::default();
+        let in_common = adapters.init((service, of), &mut parameters, &model)?;
+        let common_bytes = length(&parameters);
+        let member = |varied: Point| {
+            let mut own = varied.clone();
+            let init_adapter = adapters.init((service, of), &mut own, &model)?.or_else(|| in_common.clone());
+            within(common_bytes, &own, &limits).map_err(refused)?;
+            let planned = planned(&parameters, &own);
+            own.retain(|key, value| varied.get(key) != Some(value));
+            let name = if is_swept { name_of(&varied) } else { String::new() };
+            Ok(Drafted { name, varied, own, planned, init_adapter })
+        };
+        let members = points.into_iter().map(member).collect::<Result<Vec<_>, Failure>>()?;
+        let common = Common {
+            component: Named { name: component.name.clone().unwrap_or_else(|| component.digest.to_string()), digest: component.digest },
+            model: Named { name: model.name.to_string(), digest: model.digest },
+            data: Named { name: data.train.name.clone().unwrap_or_default(), digest: data.train.digest },
+            held_out: data.held_out.clone(),
+            parameters,
+            seed: request.seed,
+            limits: BTreeMap::new(),
+            lane,
+            priority,
+        };
+        Ok(Self { common, members, limits, given, adapters, model, data })
+    }
+
+    /// The data, and the lengths at which its sizes must be known; none where no memory is planned.
+    pub(super) fn asks(&self) -> ((Arc<OpenModel>, Data), BTreeSet<usize>) {
+        let planned = self.members.iter().filter(|_| plan::is_planned(&self.given));
+        let lengths = planned.map(|member| plan::max_length(&member.planned, &self.model.config));
+        ((self.model.clone(), self.data.clone()), lengths.collect())
+    }
+
+    /// Plans each member's memory, and puts down once what their limits have in common.
+    pub(super) fn plan(self, sizes: &BTreeMap<usize, Arc<Sizes>>, maxima: &Limits) -> Result<(Submission, Adapters), Failure> {
+        let Self { mut common, members, limits: unplanned, given, adapters, model, .. } = self;
+        let member = |Drafted { name, varied, own, planned, init_adapter }: Drafted| {
+            let loaded = init_adapter.as_ref().map(|(_, config)| config);
+            let sizes = sizes.get(&plan::max_length(&planned, &model.config));
+            let limits = sizes.map_or(unplanned, |sizes| over(plan::planned(&model, sizes, (&planned, loaded)), &given));
+            let limits = limits::within(limits, &given, maxima);
+            let limits = limits.map_err(|error| Failure::of(Code::JobRefused, user(error.to_string())))?;
+            let limits = limits.entries().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+            Ok(Member { name, varied, parameters: own, limits, init_adapter: init_adapter.map(|(digest, _)| digest) })
+        };
+        let mut members = members.into_iter().map(member).collect::<Result<Vec<_>, Failure>>()?;
+        common.limits = members.first().map(|member| member.limits.clone()).unwrap_or_default();
+        members.iter_mut().for_each(|member| member.limits.retain(|name, value| common.limits.get(name) != Some(value)));
+        Ok((Submission { common, members }, adapters))
+    }
+}
+
+fn lane(service: &Service, asked: nodus_api::Lane) -> Result<Lane, Failure> {
+    let lane = match asked {
         nodus_api::Lane::Fused => Lane::Fused,
         nodus_api::Lane::Mps => Lane::Mps,
         nodus_api::Lane::Solo => Lane::Solo,
     };
-    if !service.offers.lanes.contains(&lane) {
-        let offered: Vec<&str> = service.offers.lanes.iter().map(|lane| lane.as_str()).collect();
-        return Err(Failure::new(Code::NotOffered, format!("lane `{lane}` is not offered here, expected one of {}", offered.join(", "))));
+    if service.offers.lanes.contains(&lane) {
+        return Ok(lane);
     }
-    let priority = match request.priority {
+    let offered: Vec<&str> = service.offers.lanes.iter().map(|lane| lane.as_str()).collect();
+    Err(Failure::new(Code::NotOffered, format!("lane `{lane}` is not offered here, expected one of {}", offered.join(", "))))
+}
+
+fn priority(asked: nodus_api::Priority) -> Priority {
+    match asked {
         nodus_api::Priority::High => Priority::High,
         nodus_api::Priority::Low => Priority::Low,
-    };
-    let is_swept = !request.sweep.is_empty();
-    let points = members(&request).map_err(refused)?;
-    let mut parameters = sorted(request.parameters);
-    let (mut adapters, mut reckoned) = (Adapters::default(), Reckoned::default());
-    let in_common = adapters.init((service, of), &mut parameters, &model)?;
-    let common_bytes = length(&parameters);
-    let member = |varied: Point| {
-        let mut own = varied.clone();
-        let adapter = adapters.init((service, of), &mut own, &model)?.or_else(|| in_common.clone());
-        let loaded = adapter.as_ref().map(|(_, config)| config);
-        let planned = planned(&parameters, &own);
-        let limits = service.planner.limits((&model, &data, &held_out), &parts, (&planned, loaded, &given), &mut reckoned);
-        let limits = limits::within(limits, &given, &service.offers.limits).map_err(|error| refused(user(error.to_string())))?;
-        within(common_bytes, &own, &limits).map_err(refused)?;
-        own.retain(|key, value| varied.get(key) != Some(value));
-        let limits = limits.entries().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        let name = if is_swept { name_of(&varied) } else { String::new() };
-        Ok(Member { name, varied, parameters: own, limits, init_adapter: adapter.map(|(digest, _)| digest) })
-    };
-    let mut members = points.into_iter().map(member).collect::<Result<Vec<_>, Failure>>()?;
-    let limits = members.first().map(|member| member.limits.clone()).unwrap_or_default();
-    members.iter_mut().for_each(|member| member.limits.retain(|name, value| limits.get(name) != Some(value)));
-    let common = Common {
-        component: Named { name: component.name.clone().unwrap_or_else(|| component.digest.to_string()), digest: component.digest },
-        model: Named { name: model.name.to_string(), digest: model.digest },
-        data: Named { name: data.name.clone().unwrap_or_default(), digest: data.digest },
-        held_out,
-        parameters,
-        seed: request.seed,
-        limits,
-        lane,
-        priority,
-    };
-    Ok((Submission { common, members }, adapters))
+    }
+}
+
+/// A job's limits within what the operator allows; its memory, which is planned later, only where it was given.
+fn unplanned(given: &[Limit], maxima: &Limits) -> anyhow::Result<Limits> {
+    let defaults = Limits { device_bytes: 0, activation_bytes: 0, ..Limits::DEFAULT };
+    limits::within(over(defaults, given), given, maxima).map_err(|error| user(error.to_string()))
 }
 
 /// The parameters that a plan follows from.
@@ -174,85 +223,35 @@ fn tokenised(model: &OpenModel, data: &Item) -> Result<(), Failure> {
     ))
 }
 
-/// What the job trains on and may evaluate on, as the state keeps it and as rows.
-fn parts(
-    service: &Service,
-    of: TenantId,
-    (model, data): (&OpenModel, &Item),
-    asked: Option<&AskedHeldOut>,
-) -> Result<(HeldOut, Parts), Failure> {
-    // Of the plan's data the lengths are read, and no result says what they were.
-    let open = |item: &Item| -> Result<(Name, Content), Failure> {
-        let files = service.state.item_files(of, ItemKind::Data, &Reference::Digest(item.digest))?;
-        let file = files.first().ok_or_else(|| Failure::ours(anyhow::anyhow!("data set {} has no file", item.digest)))?;
-        let name = item.name.as_deref().unwrap_or_default().parse().map_err(|error| Failure::ours(anyhow::Error::new(error)))?;
-        Ok((name, Content::unseen(service.state.open_file(file)?)))
+/// What the job trains on and may evaluate on.
+fn data(service: &Service, of: TenantId, model: &OpenModel, request: &SubmitRequest) -> Result<Data, Failure> {
+    let find = |name: &str| {
+        let data = item(service, of, ItemKind::Data, name)?;
+        tokenised(model, &data).map(|()| data)
     };
-    let (name, content) = open(data)?;
-    let share = match asked {
-        None => return Ok((HeldOut::Nothing, (Rows::whole(name, data.digest, content), None))),
-        Some(AskedHeldOut::Data(second)) => {
-            let second = item(service, of, ItemKind::Data, second)?;
-            tokenised(model, &second)?;
-            let (second_name, second_content) = open(&second)?;
-            let named = Named { name: second_name.to_string(), digest: second.digest };
-            let second = Rows::whole(second_name, second.digest, second_content);
-            return Ok((HeldOut::Data(named), (Rows::whole(name, data.digest, content), Some(second))));
+    let (train, mut second) = (find(&request.data)?, None);
+    let held_out = match &request.held_out {
+        None => HeldOut::Nothing,
+        Some(AskedHeldOut::Data(name)) => {
+            let data = second.insert(find(name)?);
+            HeldOut::Data(Named { name: data.name.clone().unwrap_or_default(), digest: data.digest })
         }
-        Some(AskedHeldOut::Count(count)) => {
-            (HeldOut::Count(*count), Share::Count(usize::try_from(*count).unwrap_or(usize::MAX)), *count > 0)
-        }
-        Some(AskedHeldOut::Fraction(part)) => (HeldOut::Fraction(*part), Share::Fraction(*part), *part > 0.0 && *part < 1.0),
+        Some(AskedHeldOut::Count(count)) => HeldOut::Count(*count),
+        Some(AskedHeldOut::Fraction(part)) => HeldOut::Fraction(*part),
     };
-    let (kept, share, is_sound) = share;
+    let data = Data { train, held_out, second };
+    let refused = |what: String| Failure::new(Code::JobRefused, what);
+    let is_sound = match data.held_out {
+        HeldOut::Count(count) => count > 0,
+        HeldOut::Fraction(part) => part > 0.0 && part < 1.0,
+        HeldOut::Nothing | HeldOut::Data(_) => true,
+    };
     if !is_sound {
-        return Err(Failure::new(Code::JobRefused, "held_out: expected a count of 1 or more, or a fraction above 0 and below 1"));
+        return Err(refused("held_out: expected a count of 1 or more, or a fraction above 0 and below 1".to_owned()));
     }
-    let rows = data.about.get("rows").and_then(Value::as_u64).unwrap_or_default();
-    let (train, second) = Rows::parts(&name, data.digest, content, rows, share).map_err(|error| Failure::of(Code::JobRefused, error))?;
-    Ok((kept, (train, Some(second))))
-}
-
-impl Planner {
-    /// A model, opened once.
-    pub(super) fn model(&self, service: &Service, name: &str) -> Result<Arc<OpenModel>, Failure> {
-        let refused = |error| Failure::of(Code::JobRefused, error);
-        let name: Name = name.parse().map_err(|error: crate::name::NameError| Failure::new(Code::JobRefused, error.to_string()))?;
-        let (_, manifest) = service.store.model(&name).map_err(refused)?;
-        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(model) = models.get(&name).filter(|model| model.digest == manifest.summary.digest) {
-            return Ok(model.clone());
-        }
-        let model = Arc::new(OpenModel::open(&service.store, &name).map_err(refused)?);
-        models.insert(name, model.clone());
-        Ok(model)
-    }
-
-    /// A job's limits: the defaults, its device memory as it is planned by these of its parameters, and what was given over both.
-    fn limits(
-        &self,
-        (model, data, held_out): (&OpenModel, &Item, &HeldOut),
-        (train, second): &Parts,
-        (parameters, loaded, given): (&Map<String, Value>, Option<&LoraConfig>, &[Limit]),
-        reckoned: &mut Reckoned,
-    ) -> Limits {
-        let key = Digest::of(json!([model.digest, data.digest, held_out, parameters]).to_string().as_bytes());
-        let plans = || self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = plans().get(&key).copied();
-        let limits = known.unwrap_or_else(|| {
-            let turn = || self.reading.lock().unwrap_or_else(PoisonError::into_inner);
-            // The other members are of the same rows.
-            let sizes = reckoned.sizes(model, (train, second.as_deref()), plan::max_length(parameters, &model.config), turn);
-            let limits = plan::planned(model, sizes, (parameters, loaded));
-            let mut plans = plans();
-            if plans.len() >= PLANS_MAX {
-                plans.clear();
-            }
-            plans.insert(key, limits);
-            limits
-        });
-        over(limits, given)
-    }
+    let count = data.share().map(|share| share.count(data.rows())).transpose();
+    count.map_err(|error| refused(format!("data set `{}`: {error}", data.train.name.as_deref().unwrap_or_default())))?;
+    Ok(data)
 }
 
 #[cfg(test)]

@@ -14,5 +14,5 @@ mod split;
 mod tokenise;
 
 pub use line::{Form, Summary, check};
-pub use split::{HeldOut, Split, SplitError, split};
-pub use tokenise::{Seen, Tokenised, each, tokenise};
+pub use split::{HeldOut, Part, Split, SplitError, split};
+pub use tokenise::{Seen, Tokenised, each, targets, tokenise};

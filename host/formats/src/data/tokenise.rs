@@ -83,30 +83,21 @@ pub fn each(
         let expected = format!("from 2 to the model's context of {}", model.max_position_embeddings);
         return Err(FormatError::invalid(name, Place::File, format!("a maximum length of {max_length} tokens"), expected));
     }
-    let mut lines = Lines::new(lines, name);
     let (mut taken, mut cut_lines, mut unlabelled) = (0_u64, Vec::new(), 0);
-    while let Some((number, line)) = lines.next_line()? {
-        let place = Where { name, number };
-        let mut labelled = Labelled::of(line, model, text, place)?;
-        if labelled.tokens.len() < 2 {
-            return Err(place.refuse(format!("{} token", labelled.tokens.len()), "at least 2: one to read and one to predict"));
-        }
-        if !labelled.any() {
-            return Err(place.refuse("no labelled token", "at least one after the first token"));
-        }
+    let form = walk(lines, name, model, text, |mut labelled, place| {
         if labelled.tokens.len() > max_length {
             labelled.tokens.truncate(max_length);
             labelled.weights.truncate(max_length);
-            cut_lines.push(number);
+            cut_lines.push(place.number);
         }
         if labelled.any() {
-            take(number, labelled.shifted(model, place)?);
+            take(place.number, labelled.shifted(model, place)?);
             taken += 1;
         } else {
             unlabelled += 1;
         }
-    }
-    let form = lines.summary()?.form;
+        Ok(())
+    })?;
     if taken == 0 {
         let expected = "a labelled token within the maximum length in at least one line";
         return Err(FormatError::invalid(
@@ -117,6 +108,48 @@ pub fn each(
         ));
     }
     Ok(Seen { cut_lines, form, unlabelled })
+}
+
+/// How the targets of each line weigh before any cut, with the line's number: n - 1 of a line of n tokens. Whoever cuts at `max_length` is left with the
+/// first `max_length - 1` of them.
+///
+/// # Errors
+/// As [`tokenise`], but for what follows from a cut, and for tokens that the model does not know.
+pub fn targets(
+    lines: impl BufRead,
+    name: &str,
+    model: &ModelConfig,
+    text: Option<&TextModel>,
+    mut take: impl FnMut(u64, &[f32]),
+) -> Result<(), FormatError> {
+    walk(lines, name, model, text, |labelled, place| {
+        take(place.number, labelled.weights.get(1..).unwrap_or_default());
+        Ok(())
+    })
+    .map(drop)
+}
+
+/// Gives each line, uncut; what the lines look like.
+fn walk(
+    lines: impl BufRead,
+    name: &str,
+    model: &ModelConfig,
+    text: Option<&TextModel>,
+    mut take: impl FnMut(Labelled, Where<'_>) -> Result<(), FormatError>,
+) -> Result<Form, FormatError> {
+    let mut lines = Lines::new(lines, name);
+    while let Some((number, line)) = lines.next_line()? {
+        let place = Where { name, number };
+        let labelled = Labelled::of(line, model, text, place)?;
+        if labelled.tokens.len() < 2 {
+            return Err(place.refuse(format!("{} token", labelled.tokens.len()), "at least 2: one to read and one to predict"));
+        }
+        if !labelled.any() {
+            return Err(place.refuse("no labelled token", "at least one after the first token"));
+        }
+        take(labelled, place)?;
+    }
+    Ok(lines.summary()?.form)
 }
 
 /// A line, for messages.

@@ -12,8 +12,9 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::usual::{App, Caller, Failure, Id, Json, Query, Service};
+use crate::serve::submit::Draft;
 use crate::serve::words::News;
-use crate::serve::{submit, words};
+use crate::serve::{planner, words};
 
 /// Longest idempotency key.
 const KEY_CHARS_MAX: usize = 255;
@@ -43,19 +44,41 @@ pub(super) async fn submit(
     let key = key(&headers, &request)?;
     let of = caller.0.id;
     let turn = app.submissions.take(of).await;
-    let submitted = app
+    let before = key.clone();
+    let drafted = app
         .blocking(move |service| {
             let _turn = turn;
-            if let Some(before) = key.as_ref().map(|key| service.state.submitted(of, key)).transpose()?.flatten() {
-                return Ok(before);
+            match before.map(|key| service.state.submitted(of, &key)).transpose()?.flatten() {
+                Some(before) => Ok(Drafted::Before(before)),
+                None => Draft::of(service, of, request).map(Box::new).map(Drafted::New),
             }
-            let (submission, adapters) = submit::submission(service, of, request)?;
-            Ok(service.state.submit_from(of, key.as_ref(), &submission, &adapters.items(of))?)
         })
         .await?;
+    let submitted = match drafted {
+        Drafted::Before(submitted) => submitted,
+        Drafted::New(draft) => queue(&app, of, key, *draft).await?,
+    };
     let jobs = submitted.jobs.iter().zip(submitted.names).map(|(id, name)| Member { id: id.to_string(), name }).collect();
     let status = if submitted.is_new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Answer(Submitted { cohort: submitted.cohort.to_string(), jobs })))
+}
+
+/// What a request comes to before data is read.
+enum Drafted {
+    /// It was submitted before, under its key.
+    Before(nodus_state::Submitted),
+    New(Box<Draft>),
+}
+
+/// Plans the jobs of a draft and queues them.
+async fn queue(app: &App, of: TenantId, key: Option<Key>, draft: Draft) -> Result<nodus_state::Submitted, Failure> {
+    let (data, lengths) = draft.asks();
+    let sizes = planner::sizes(app, of, data, lengths).await?;
+    app.blocking(move |service| {
+        let (submission, adapters) = draft.plan(&sizes, &service.offers.limits)?;
+        Ok(service.state.submit_from(of, key.as_ref(), &submission, &adapters.items(of))?)
+    })
+    .await
 }
 
 fn key(headers: &HeaderMap, request: &SubmitRequest) -> Result<Option<Key>, Failure> {

@@ -21,10 +21,11 @@ use crate::serve::service::{App, Offers};
 use crate::store::Store;
 
 mod bounds;
+mod planning;
 
 /// A service with two tenants, a model of random weights, a shared component and each tenant's data.
 struct Rig {
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
     app: App,
     router: Router,
     /// Tokens of tenants `a` and `b`.
@@ -54,14 +55,14 @@ fn rig() -> Rig {
         Offers { merged: false, lanes: vec![Lane::Fused, Lane::Solo], limits: crate::limits::MAXIMA, holds: true },
     )
     .unwrap();
-    Rig { router: router(app.clone()), app, tokens, _folder: folder }
+    Rig { router: router(app.clone()), app, tokens, folder }
 }
 
 fn add(state: &State, owner: Owner, kind: ItemKind, name: &str, content: &[u8]) {
     let mut staged = state.stage(1 << 20).unwrap();
     staged.write_all(content).unwrap();
     let files = [("content".to_owned(), staged.keep().unwrap())];
-    let about = json!({ "rows": 2, "form": "tokens" });
+    let about = json!({ "rows": String::from_utf8_lossy(content).lines().count(), "form": "tokens" });
     state.add_item(&NewItem { kind, owner, name: Some(name), digest: files[0].1.digest(), about: &about, files: &files }).unwrap();
 }
 

@@ -55,6 +55,14 @@ impl State {
         self.database.read(|view| submitted_before(view, of, key))
     }
 
+    /// Whether a tenant may have so many more jobs queued, before anything is reckoned for them. A submission is held to it again.
+    ///
+    /// # Errors
+    /// A quota.
+    pub fn admits(&self, of: TenantId, priority: Priority, members: u64) -> Result<()> {
+        self.database.read(|view| admit_so_many(view, &tenant(view, of)?, priority, members))
+    }
+
     /// Submits the members of a sweep, or one job.
     ///
     /// # Errors
@@ -120,16 +128,20 @@ fn submitted_before(view: &Transaction<'_>, of: TenantId, key: &Key) -> Result<O
     Ok(Some(Submitted { cohort, jobs, names, is_new: false }))
 }
 
-fn admit(view: &Transaction<'_>, tenant: &Tenant, common: &Common, members: &[Member]) -> Result<()> {
+fn admit_so_many(view: &Transaction<'_>, tenant: &Tenant, priority: Priority, members: u64) -> Result<()> {
     let quota = &tenant.quota;
-    within("queued-jobs", quota.queued_jobs, jobs_in(view, tenant.id, "queued")?, members.len() as u64)?;
-    if common.priority == Priority::High {
-        within("high-jobs", quota.high_jobs, high_jobs(view, tenant.id)?, members.len() as u64)?;
+    within("queued-jobs", quota.queued_jobs, jobs_in(view, tenant.id, "queued")?, members)?;
+    if priority == Priority::High {
+        within("high-jobs", quota.high_jobs, high_jobs(view, tenant.id)?, members)?;
     }
-    within("device-ms", quota.device_ms, tenant.device_ms, 1)?;
+    within("device-ms", quota.device_ms, tenant.device_ms, 1)
+}
+
+fn admit(view: &Transaction<'_>, tenant: &Tenant, common: &Common, members: &[Member]) -> Result<()> {
+    admit_so_many(view, tenant, common.priority, members.len() as u64)?;
     for member in members {
         let (device, activation) = planned(common, member);
-        within("device-bytes", quota.device_bytes, 0, device.saturating_add(activation))?;
+        within("device-bytes", tenant.quota.device_bytes, 0, device.saturating_add(activation))?;
     }
     Ok(())
 }

@@ -1,0 +1,138 @@
+//! What jobs are planned with: models that are open, and how large the data is that they train on, read once, by turns of tenants.
+//!
+//! Knows no request.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nodus_api::Code;
+use nodus_formats::data::HeldOut as Share;
+use nodus_protocol::Digest;
+use nodus_state::{HeldOut, Item, ItemKind, Reference, TenantId};
+use serde_json::{Value, json};
+
+use super::checks::Checks;
+use super::failure::Failure;
+use super::service::{App, Service};
+use crate::name::Name;
+use crate::run::content::Content;
+use crate::run::inputs::{OpenModel, Parts};
+use crate::run::rows::Rows;
+use crate::run::sizes::{Reckoned, Sizes, measure};
+
+/// Models that are open, and sizes that are known.
+pub(crate) struct Planner {
+    models: Mutex<BTreeMap<Name, Arc<OpenModel>>>,
+    sizes: Mutex<Reckoned<Digest>>,
+    /// Who reads data now: one at a time, since each reading takes a processor.
+    reading: Arc<Checks>,
+}
+
+/// The data of a job or a sweep: what is trained on, and what is held out.
+#[derive(Clone)]
+pub(super) struct Data {
+    pub(super) train: Item,
+    pub(super) held_out: HeldOut,
+    /// The held-out data, where it is a data set of its own.
+    pub(super) second: Option<Item>,
+}
+
+impl Data {
+    /// Bytes of all of it.
+    pub(super) fn bytes(&self) -> u64 {
+        self.train.bytes.saturating_add(self.second.as_ref().map_or(0, |second| second.bytes))
+    }
+
+    /// How many rows the data has.
+    pub(super) fn rows(&self) -> usize {
+        let rows = self.train.about.get("rows").and_then(Value::as_u64).unwrap_or_default();
+        usize::try_from(rows).unwrap_or(usize::MAX)
+    }
+
+    /// The part of it that is held out, where it is one.
+    pub(super) fn share(&self) -> Option<Share> {
+        match &self.held_out {
+            HeldOut::Nothing | HeldOut::Data(_) => None,
+            HeldOut::Count(count) => Some(Share::Count(usize::try_from(*count).unwrap_or(usize::MAX))),
+            HeldOut::Fraction(part) => Some(Share::Fraction(*part)),
+        }
+    }
+
+    /// What its sizes are known by.
+    fn of(&self, model: &OpenModel) -> Digest {
+        Digest::of(json!([model.digest, self.train.digest, self.held_out]).to_string().as_bytes())
+    }
+
+    /// Its rows, open. Their lengths are read, and no result says what they were.
+    fn open(&self, service: &Service, of: TenantId) -> Result<Parts, Failure> {
+        let open = |item: &Item| -> Result<(Name, Content), Failure> {
+            let files = service.state.item_files(of, ItemKind::Data, &Reference::Digest(item.digest))?;
+            let file = files.first().ok_or_else(|| Failure::ours(anyhow::anyhow!("data set {} has no file", item.digest)))?;
+            let name = item.name.as_deref().unwrap_or_default().parse().map_err(|error| Failure::ours(anyhow::Error::new(error)))?;
+            Ok((name, Content::unseen(service.state.open_file(file)?)))
+        };
+        let whole = |item: &Item| open(item).map(|(name, content)| Rows::whole(name, item.digest, content));
+        let Some(share) = self.share() else {
+            return Ok((whole(&self.train)?, self.second.as_ref().map(whole).transpose()?));
+        };
+        let (name, content) = open(&self.train)?;
+        let parts = Rows::parts(&name, self.train.digest, content, self.rows() as u64, share);
+        parts.map(|(train, held_out)| (train, Some(held_out))).map_err(|error| Failure::of(Code::JobRefused, error))
+    }
+}
+
+impl Planner {
+    pub(super) fn new() -> Self {
+        let (models, sizes) = Default::default();
+        Self { models, sizes, reading: Checks::new(1) }
+    }
+
+    /// A model, opened once.
+    pub(super) fn model(&self, service: &Service, name: &str) -> Result<Arc<OpenModel>, Failure> {
+        let refused = |error| Failure::of(Code::JobRefused, error);
+        let name: Name = name.parse().map_err(|error: crate::name::NameError| Failure::new(Code::JobRefused, error.to_string()))?;
+        let (_, manifest) = service.store.model(&name).map_err(refused)?;
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(model) = models.get(&name).filter(|model| model.digest == manifest.summary.digest) {
+            return Ok(model.clone());
+        }
+        let model = Arc::new(OpenModel::open(&service.store, &name).map_err(refused)?);
+        models.insert(name, model.clone());
+        Ok(model)
+    }
+
+    fn reckoned(&self) -> MutexGuard<'_, Reckoned<Digest>> {
+        self.sizes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known of data at these lengths; none where it is not all known.
+    fn known(&self, of: &Digest, lengths: &BTreeSet<usize>) -> Option<BTreeMap<usize, Arc<Sizes>>> {
+        let reckoned = self.reckoned();
+        lengths.iter().map(|length| Some((*length, reckoned.get(of, *length)?))).collect()
+    }
+}
+
+/// The sizes of a tenant's data at these lengths. Where they are not known the data is read once for all of them, when it is the tenant's turn.
+pub(super) async fn sizes(
+    app: &App,
+    of: TenantId,
+    (model, data): (Arc<OpenModel>, Data),
+    lengths: BTreeSet<usize>,
+) -> Result<BTreeMap<usize, Arc<Sizes>>, Failure> {
+    let key = data.of(&model);
+    if let Some(known) = app.planner.known(&key, &lengths) {
+        return Ok(known);
+    }
+    let turn = app.planner.reading.take(of).await;
+    app.blocking(move |service| {
+        let _turn = turn;
+        // Whoever was before may have asked the same.
+        if let Some(known) = service.planner.known(&key, &lengths) {
+            return Ok(known);
+        }
+        let (train, held_out) = data.open(service, of)?;
+        let measured = measure(&model, (&train, held_out.as_deref()), &lengths);
+        Ok(service.planner.reckoned().learn(&key, measured))
+    })
+    .await
+}
