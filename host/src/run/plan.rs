@@ -38,7 +38,7 @@ pub(crate) fn limits(
     }
     let (of, length) = ((train.id(), held_out.map(Rows::id), model.digest), max_length(parameters, &model.config));
     let sizes = reckoned.get(&of, length).unwrap_or_else(|| {
-        let measured = reckoned.learn(&of, measure(model, (train, held_out), &BTreeSet::from([length])));
+        let measured = reckoned.learn(&of, measure(model, (train, held_out), &BTreeSet::from([length]), || ()));
         measured.get(&length).cloned().unwrap_or_default()
     });
     over(planned(model, &sizes, (parameters, adapter)), given)

@@ -57,13 +57,22 @@ impl Spread {
 /// Of the data to train on, then of the held-out data; without what cannot be read, as the job will hear.
 pub(crate) type Sizes = Vec<Spread>;
 
-/// Reads a job's data once, for all of these lengths.
-pub(crate) fn measure(model: &OpenModel, (train, held_out): (&Rows, Option<&Rows>), lengths: &BTreeSet<usize>) -> BTreeMap<usize, Sizes> {
+/// Reads a job's data once, for all of these lengths. `between` is called before each row.
+pub(crate) fn measure(
+    model: &OpenModel,
+    (train, held_out): (&Rows, Option<&Rows>),
+    lengths: &BTreeSet<usize>,
+    mut between: impl FnMut(),
+) -> BTreeMap<usize, Sizes> {
     let longest = model.config.max_position_embeddings;
     let lengths: Vec<usize> = lengths.iter().copied().collect();
     let of = |rows: &Rows| {
         let mut spreads = vec![Spread::default(); lengths.len()];
-        rows.targets(model, |weights| cut(weights, lengths.iter().copied().zip(&mut spreads))).is_ok().then_some(spreads)
+        let each = |weights: &[f32]| {
+            between();
+            cut(weights, lengths.iter().copied().zip(&mut spreads));
+        };
+        rows.targets(model, each).is_ok().then_some(spreads)
     };
     let measured: Vec<Vec<Spread>> = [Some(train), held_out].into_iter().flatten().map_while(of).collect();
     let at = |(place, length): (usize, &usize)| {

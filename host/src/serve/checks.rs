@@ -13,6 +13,7 @@ pub(super) struct Checks(Mutex<Inner>);
 
 struct Inner {
     free: usize,
+    of_one_max: usize,
     /// Who has them.
     at_work: Vec<TenantId>,
     /// Who waits, the longest first; of one tenant too.
@@ -28,7 +29,12 @@ pub(super) struct Turn {
 impl Checks {
     /// So many places.
     pub(super) fn new(places: usize) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Inner { free: places, at_work: Vec::new(), waiting: VecDeque::new() })))
+        Self::bounded(places, places)
+    }
+
+    /// So many places, of which one tenant has at most these, though nobody else waits.
+    pub(super) fn bounded(places: usize, of_one_max: usize) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Inner { free: places, of_one_max, at_work: Vec::new(), waiting: VecDeque::new() })))
     }
 
     /// A place, once it is the tenant's turn.
@@ -67,7 +73,8 @@ impl Inner {
             return None;
         }
         let has = |of: &TenantId| self.at_work.iter().filter(|other| *other == of).count();
-        let (at, _) = self.waiting.iter().enumerate().min_by_key(|(_, (of, _))| has(of))?;
+        let counted = self.waiting.iter().enumerate().map(|(at, (of, _))| (has(of), at));
+        let (_, at) = counted.filter(|(has, _)| *has < self.of_one_max).min()?;
         let next = self.waiting.remove(at)?;
         self.free -= 1;
         self.at_work.push(next.0);
@@ -95,6 +102,7 @@ impl Drop for Turn {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use nodus_state::{Access, Quota, State, TenantId};
@@ -110,8 +118,8 @@ mod tests {
     }
 
     /// The order in which those get a place that ask in this order, each giving it back once the next is asked for.
-    async fn order(places: usize, asked: &[TenantId]) -> Vec<TenantId> {
-        let (checks, (tell, mut told)) = (Checks::new(places), unbounded_channel());
+    async fn order(checks: &Arc<Checks>, asked: &[TenantId]) -> Vec<TenantId> {
+        let (tell, mut told) = unbounded_channel();
         for of in asked.iter().copied() {
             let (checks, tell) = (checks.clone(), tell.clone());
             tokio::spawn(async move { tell.send((of, checks.take(of).await.unwrap())) });
@@ -119,13 +127,11 @@ mod tests {
         }
         let (mut order, mut held) = (Vec::new(), std::collections::VecDeque::new());
         for _ in asked {
-            let next = tokio::time::timeout(Duration::from_millis(20), told.recv()).await;
-            let (of, turn) = match next {
-                Ok(next) => next.unwrap(),
-                // All places are held: the first ends.
-                Err(_) => {
-                    held.pop_front();
-                    told.recv().await.unwrap()
+            let (of, turn) = loop {
+                match tokio::time::timeout(Duration::from_millis(20), told.recv()).await {
+                    Ok(next) => break next.unwrap(),
+                    // Nobody else may have one: the first ends.
+                    Err(_) => drop(held.pop_front()),
                 }
             };
             order.push(of);
@@ -137,9 +143,11 @@ mod tests {
     #[tokio::test]
     async fn tenants_take_turns_however_many_one_has_waiting() {
         let [a, b, c] = tenants();
-        assert_eq!(order(1, &[a, a, a, a, b, b, c]).await, [a, b, c, a, b, a, a]);
+        assert_eq!(order(&Checks::new(1), &[a, a, a, a, b, b, c]).await, [a, b, c, a, b, a, a]);
         // Both places are the first's until another asks, which then waits for one to end and for no more.
-        assert_eq!(order(2, &[a, a, a, a, a, a, b]).await, [a, a, b, a, a, a, a]);
+        assert_eq!(order(&Checks::new(2), &[a, a, a, a, a, a, b]).await, [a, a, b, a, a, a, a]);
+        // One place is all that it may have: the other is whose who comes.
+        assert_eq!(order(&Checks::bounded(2, 1), &[a, a, a, b]).await, [a, b, a, a]);
     }
 
     #[tokio::test]

@@ -4,14 +4,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use nodus_api::Code;
 use nodus_formats::data::HeldOut as Share;
 use nodus_protocol::Digest;
 use nodus_state::{HeldOut, Item, ItemKind, Reference, TenantId};
 use serde_json::{Value, json};
+use tokio::runtime::Handle;
 
-use super::checks::Checks;
+use super::checks::{Checks, Turn};
 use super::failure::Failure;
 use super::service::{App, Service};
 use crate::name::Name;
@@ -20,11 +22,18 @@ use crate::run::inputs::{OpenModel, Parts};
 use crate::run::rows::Rows;
 use crate::run::sizes::{Reckoned, Sizes, measure};
 
+/// Readings that have begun and are not at their ends.
+const BEGUN_MAX: usize = 64;
+/// How long one goes on before it is another's turn.
+const SLICE: Duration = Duration::from_millis(100);
+
 /// Models that are open, and sizes that are known.
 pub(crate) struct Planner {
     models: Mutex<BTreeMap<Name, Arc<OpenModel>>>,
     sizes: Mutex<Reckoned<Digest>>,
-    /// Who reads data now: one at a time, since each reading takes a processor.
+    /// Whose data is being read: of one tenant one at a time, since each reading has a thread.
+    begun: Arc<Checks>,
+    /// Who reads now: one at a time, since each takes a processor, and each for a while.
     reading: Arc<Checks>,
 }
 
@@ -84,7 +93,7 @@ impl Data {
 impl Planner {
     pub(super) fn new() -> Self {
         let (models, sizes) = Default::default();
-        Self { models, sizes, reading: Checks::new(1) }
+        Self { models, sizes, begun: Checks::bounded(BEGUN_MAX, 1), reading: Checks::new(1) }
     }
 
     /// A model, opened once.
@@ -112,7 +121,28 @@ impl Planner {
     }
 }
 
-/// The sizes of a tenant's data at these lengths. Where they are not known the data is read once for all of them, when it is the tenant's turn.
+/// A turn to read, given up for others now and then.
+struct Slice {
+    reading: Arc<Checks>,
+    of: TenantId,
+    turn: Option<Turn>,
+    since: Instant,
+}
+
+impl Slice {
+    /// Returns once it is the tenant's turn, or still. Blocks.
+    fn pass(&mut self) {
+        if self.turn.is_some() && self.since.elapsed() < SLICE {
+            return;
+        }
+        drop(self.turn.take());
+        self.turn = Handle::current().block_on(self.reading.take(self.of));
+        self.since = Instant::now();
+    }
+}
+
+/// The sizes of a tenant's data at these lengths. Where they are not known the data is read once for all of them, a while at a time where others wait
+/// for theirs.
 pub(super) async fn sizes(
     app: &App,
     of: TenantId,
@@ -123,15 +153,17 @@ pub(super) async fn sizes(
     if let Some(known) = app.planner.known(&key, &lengths) {
         return Ok(known);
     }
-    let turn = app.planner.reading.take(of).await;
+    let begun = app.planner.begun.take(of).await;
     app.blocking(move |service| {
-        let _turn = turn;
+        let _begun = begun;
         // Whoever was before may have asked the same.
         if let Some(known) = service.planner.known(&key, &lengths) {
             return Ok(known);
         }
+        let mut slice = Slice { reading: service.planner.reading.clone(), of, turn: None, since: Instant::now() };
+        slice.pass();
         let (train, held_out) = data.open(service, of)?;
-        let measured = measure(&model, (&train, held_out.as_deref()), &lengths);
+        let measured = measure(&model, (&train, held_out.as_deref()), &lengths, || slice.pass());
         Ok(service.planner.reckoned().learn(&key, measured))
     })
     .await
