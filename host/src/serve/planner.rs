@@ -160,9 +160,8 @@ pub(super) async fn sizes(
         if let Some(known) = service.planner.known(&key, &lengths) {
             return Ok(known);
         }
-        let mut slice = Slice { reading: service.planner.reading.clone(), of, turn: None, since: Instant::now() };
-        slice.pass();
         let (train, held_out) = data.open(service, of)?;
+        let mut slice = Slice { reading: service.planner.reading.clone(), of, turn: None, since: Instant::now() };
         let measured = measure(&model, (&train, held_out.as_deref()), &lengths, || slice.pass());
         Ok(service.planner.reckoned().learn(&key, measured))
     })
