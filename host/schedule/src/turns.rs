@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::scene::{Job, JobId, Priority, Scene, State, TenantId};
 use crate::waits::Clock;
 
-/// Whoever has waited for so many patiences goes before all others whose turn it is, though they were served less.
+/// Whoever has waited for so many patiences goes before all others with as many seats, though they were served less.
 const PATIENCES: u64 = 4;
 
 /// Who has seats, and who waits for one.
@@ -28,8 +28,9 @@ pub(crate) struct Turns<'a> {
     ranks: Option<BTreeMap<TenantId, Rank>>,
 }
 
-/// How many times four patiences a tenant has waited, then how few seats it has.
-type Rank = (u64, Reverse<u64>);
+/// How few seats a tenant has, then how many times four patiences it has waited: one that has some may wait for ever for more, and nobody waits for that
+/// who has none.
+type Rank = (Reverse<u64>, u64);
 
 impl<'a> Turns<'a> {
     pub(crate) fn new(scene: &Scene) -> Self {
@@ -121,7 +122,7 @@ impl<'a> Turns<'a> {
     }
 
     /// Tenants that go before others whatever was used so far and however urgent, the greatest first: those whose turn it is, and those that have
-    /// as few seats as one of them. Whoever has waited longest is first, roughly, then whoever has fewest seats.
+    /// as few seats as one of them. Whoever has fewest seats is first, then whoever has waited longest, roughly.
     pub(crate) fn ranks(&mut self) -> &BTreeMap<TenantId, Rank> {
         let ranks = self.ranks.take().unwrap_or_else(|| self.ranked());
         self.ranks.insert(ranks)
@@ -131,7 +132,7 @@ impl<'a> Turns<'a> {
         let most = self.most();
         let due = self.waited_ms.iter().filter(|(tenant, _)| self.is_due(**tenant, &most));
         let rank = |tenant: TenantId, waited_ms: u64| {
-            (tenant, (waited_ms / self.patience_ms.saturating_mul(PATIENCES), Reverse(self.seats(tenant))))
+            (tenant, (Reverse(self.seats(tenant)), waited_ms / self.patience_ms.saturating_mul(PATIENCES)))
         };
         let due: BTreeMap<TenantId, _> = due.map(|(tenant, waited_ms)| rank(*tenant, *waited_ms)).collect();
         let Some(seats) = due.keys().map(|tenant| self.seats(*tenant)).max() else { return due };
