@@ -48,6 +48,21 @@ fn a_seat_is_kept_for_nobody_who_does_not_want_it_any_more() {
 }
 
 #[test]
+fn a_seat_is_not_kept_for_ever_where_nobody_leaves() {
+    let mut world = World::new(&[50], &[10], 2);
+    world.linger = 1000;
+    // It takes as many ticks as its number to leave.
+    world.add(job(150, 1, 40, 0), ENDLESS);
+    world.tick();
+    world.add(job(151, 2, 40, 0), ENDLESS);
+    let kept = (0..15 * PATIENCE).filter(|_| !world.tick().keep.is_empty()).count();
+    assert_eq!(kept, 10 * PATIENCE);
+    // It is let in all the same.
+    (0..2 * PATIENCE).for_each(|_| drop(world.tick()));
+    assert!(world.is_running(JobId(151)));
+}
+
+#[test]
 fn others_take_what_leaves_it_its_place() {
     let mut world = World::new(&[100], &[10], 3);
     world.linger = 4;

@@ -4,6 +4,9 @@ use nodus_schedule::{Engine, JobId, Keep, Kept, Plan, Reason, Scene, State};
 
 use super::{TICK_MS, World};
 
+/// For so many patiences a promise holds at most.
+const KEPT_PATIENCES: u64 = 10;
+
 impl World {
     /// Before the plan is obeyed.
     pub(super) fn check_promises(&self, plan: &Plan) {
@@ -28,7 +31,9 @@ impl World {
         assert!(plan.pause.is_empty() || plan.keep.iter().any(|keep| is_new(&keep)), "for whom? {plan:?}");
         for Kept { device, job, kept_ms } in &self.scene.kept {
             let stands = plan.keep.contains(&Keep { device: *device, job: *job });
-            assert!(stands || is_placed(*job) || !is_waiting(*job) || is_over_quota(*job), "broken: {device:?} {job:?} {plan:?}");
+            let is_over = *kept_ms >= KEPT_PATIENCES * self.scene.rules.patience_ms;
+            let may_end = is_placed(*job) || !is_waiting(*job) || is_over_quota(*job) || is_over;
+            assert!(!(stands && is_over) && (stands || may_end), "broken, or held too long: {device:?} {job:?} {plan:?}");
             // Those told to leave do, then their engines end, or the other way round.
             assert!(!stands || *kept_ms <= (self.linger + 3) * TICK_MS, "it is not let in: {job:?}");
         }
