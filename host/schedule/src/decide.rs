@@ -2,15 +2,18 @@
 //!
 //! A tenant that has waited for its patience while others have more; high priority before low; then jobs that others were placed before for too
 //! long, one of each tenant at most; then the tenant that was served least; then the order of that tenant's line. Whoever fits is placed, so that
-//! nobody waits while there is room; a device is kept free only for a job whose patience is over.
+//! nobody waits while there is room; a device is kept free only for a job whose patience is over, or for which others made room: that one comes
+//! before all of these.
+
+mod clear;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use crate::plan::{NewEngine, Placement, Plan, Seat, Wait};
+use crate::plan::{Keep, NewEngine, Placement, Plan, Seat, Wait};
 use crate::reason::Reason;
-use crate::room::{Fit, Full, Load, Needs, Room, alone};
-use crate::scene::{Device, DeviceId, Job, Lane, Rules, Scene, State, Tenant, TenantId, TrunkId};
+use crate::room::{Full, Load, Needs, Room, alone};
+use crate::scene::{Device, DeviceId, Job, JobId, Lane, Rules, Scene, State, Tenant, TenantId, TrunkId};
 use crate::turns::Turns;
 
 /// Decides what is to be done now.
@@ -18,10 +21,11 @@ use crate::turns::Turns;
 pub fn decide(scene: &Scene) -> Plan {
     let mut desk = Desk::new(scene);
     desk.stop_unneeded();
+    desk.keep_promises(&scene.kept);
     while let Some(unit) = desk.next() {
         desk.seat(unit);
     }
-    desk.plan
+    desk.plan()
 }
 
 /// Jobs that are placed together where they fit: one, or the waiting members of a cohort.
@@ -142,7 +146,7 @@ impl<'a> Desk<'a> {
         match self.is_in_quota(job) {
             Ok(()) => true,
             Err(reason) => {
-                self.plan.wait.push(Wait { job: job.id, reason, ages: false, is_head: false });
+                self.plan.wait.push(Wait { job: job.id, reason, ages: false });
                 false
             }
         }
@@ -172,10 +176,10 @@ impl<'a> Desk<'a> {
         let mut best = None;
         let first = unit.first()?;
         let needs = self.needs(first);
-        let takes_any = |room: &Room| !room.is_kept && unit.iter().any(|job| room.fit(job, needs).is_ok());
+        let takes_any = |room: &Room| unit.iter().any(|job| room.fit(job, needs).is_ok());
         for (id, room) in self.rooms.iter().filter(|(_, room)| takes_any(room)) {
             let mut trial = room.clone();
-            let count = unit.iter().filter(|job| put(&mut trial, job, needs, usize::MAX).is_some()).count();
+            let count = unit.iter().filter(|job| trial.place(job, needs, usize::MAX).is_some()).count();
             let score = (count, room.has_trunk(first), room.free_bytes());
             // The lowest number of equals.
             if best.is_none_or(|(other, _)| score > other) {
@@ -189,84 +193,31 @@ impl<'a> Desk<'a> {
     fn put(&mut self, device: DeviceId, job: &Job) -> bool {
         let (needs, next) = (self.needs(job), self.plan.start.len());
         let Some(room) = self.rooms.get_mut(&device) else { return false };
-        let Some(seat) = put(room, job, needs, next) else { return false };
+        let Some(seat) = room.place(job, needs, next) else { return false };
+        self.rooms.values_mut().for_each(|room| room.release(job.id));
         if seat == Seat::New(next) {
             self.plan.start.push(NewEngine { device, trunk: job.trunk, lane: job.lane });
         }
         self.plan.place.push(Placement { job: job.id, seat, is_turn: self.turns.placed(job.tenant) });
-        // Whoever came before it in the order was passed over.
-        for head in &self.heads {
-            self.plan.wait.get_mut(*head).into_iter().for_each(|wait| wait.ages = true);
-        }
+        self.pass_over();
         if let Some(line) = self.lines.get_mut(&job.tenant) {
             line.took(job);
         }
         true
     }
 
-    /// What can be done for a job that fits nowhere, and what it is told.
-    fn make_room(&mut self, job: &Job) -> Reason {
-        let needs = self.needs(job);
-        let needed = alone(job, needs);
-        if self.rooms.values().all(|room| room.memory_bytes() < needed) {
-            return self.why(job, needs);
+    /// Somebody has a place, or will: whoever came before it in the order was passed over.
+    fn pass_over(&mut self) {
+        for head in &self.heads {
+            self.plan.wait.get_mut(*head).into_iter().for_each(|wait| wait.ages = true);
         }
-        let is_head = self.lines.get(&job.tenant).is_some_and(|line| !line.has_head);
-        if self.evict(job, needs) || self.displace(job, needs) || (is_head && self.take_turn(job, needs)) {
-            return Reason::MakingRoom;
-        }
-        let reason = self.why(job, needs);
-        if is_head && aged_ms(job) >= self.rules.patience_ms {
-            let large = self.rooms.values_mut().filter(|room| !room.is_kept && room.memory_bytes() >= needed && room.is_open_to(job));
-            large.min_by_key(|room| room.jobs()).into_iter().for_each(|room| room.is_kept = true);
-        }
-        reason
-    }
-
-    /// Stops idle engines where that lets the job in. What becomes free is kept for it.
-    fn evict(&mut self, job: &Job, needs: Needs) -> bool {
-        let open = self.rooms.values_mut().filter(|room| !room.is_kept);
-        let found = open.filter_map(|room| room.evict(job, needs).map(|engines| (engines.len(), engines, room)));
-        let Some((_, engines, room)) = found.min_by_key(|(count, ..)| *count) else { return false };
-        engines.iter().for_each(|engine| room.stop(*engine));
-        room.is_kept = true;
-        self.plan.stop.extend(engines);
-        true
-    }
-
-    /// Has jobs of low priority make room for one of high priority, where that lets it in.
-    fn displace(&mut self, job: &Job, needs: Needs) -> bool {
-        let lower = self.turns.lower(job);
-        if lower.is_empty() {
-            return false;
-        }
-        let open = self.rooms.values_mut().filter(|room| !room.is_kept);
-        let found = open.filter_map(|room| room.displace(job, needs, &lower).map(|jobs| (jobs.len(), jobs, room)));
-        let Some((_, jobs, room)) = found.min_by_key(|(count, ..)| *count) else { return false };
-        room.is_kept = true;
-        self.turns.leave(&jobs);
-        self.plan.pause.extend(jobs);
-        true
-    }
-
-    /// Has jobs of others who have more make room, where the first of a tenant that has waited for its patience gets in by that.
-    fn take_turn(&mut self, job: &Job, needs: Needs) -> bool {
-        let (turns, aged_ms) = (&self.turns, aged_ms(job));
-        let of_room = |room: &Room| {
-            let jobs = room.displace(job, needs, &turns.yielding(job, aged_ms, |id| room.holds(id)))?;
-            Some((turns.bears(job, aged_ms, &jobs)?, jobs))
-        };
-        let open = self.rooms.values_mut().filter(|room| !room.is_kept);
-        let found = open.filter_map(|room| of_room(room).map(|(emptied, jobs)| ((emptied, jobs.len()), jobs, room)));
-        let Some((_, jobs, room)) = found.min_by_key(|(cost, ..)| *cost) else { return false };
-        room.is_kept = true;
-        self.turns.leave(&jobs);
-        self.plan.pause.extend(jobs);
-        true
     }
 
     /// Why a job fits nowhere, by the device that is nearest to taking it.
     fn why(&self, job: &Job, needs: Needs) -> Reason {
+        if self.is_promised(job.id) {
+            return Reason::MakingRoom;
+        }
         let needed = alone(job, needs);
         match self.rooms.values().map(Room::memory_bytes).max() {
             None => return Reason::NoDevice,
@@ -277,8 +228,7 @@ impl<'a> Desk<'a> {
         if self.rooms.values().filter(|room| room.memory_bytes() >= needed).all(is_foreign) {
             return Reason::OtherClass;
         }
-        let open = self.rooms.values().filter(|room| !room.is_kept);
-        let full: Vec<Full> = open.filter_map(|room| room.fit(job, needs).err()).collect();
+        let full: Vec<Full> = self.rooms.values().filter_map(|room| room.fit(job, needs).err()).collect();
         let memory = full.iter().filter_map(|full| match full {
             Full::Memory { needed, free } => Some((*free, *needed)),
             _ => None,
@@ -313,7 +263,16 @@ impl<'a> Desk<'a> {
         if is_head {
             self.heads.push(self.plan.wait.len());
         }
-        self.plan.wait.push(Wait { job: job.id, reason, ages: is_head && aged_ms(job) > 0, is_head });
+        self.plan.wait.push(Wait { job: job.id, reason, ages: is_head && aged_ms(job) > 0 });
+    }
+
+    /// The whole of it.
+    fn plan(mut self) -> Plan {
+        let promised = |(id, room): (&DeviceId, &Room)| room.promised().map(|job| Keep { device: *id, job });
+        self.plan.keep = self.rooms.iter().filter_map(promised).collect();
+        let wants = self.lines.values().map(|line| (line.tenant.id, line.has_head));
+        self.plan.clocks = self.turns.clocks(wants);
+        self.plan
     }
 
     fn needs(&self, job: &Job) -> Needs {
@@ -338,6 +297,17 @@ impl<'a> Line<'a> {
         }
     }
 
+    /// The waiting job of this number.
+    fn find(&self, id: JobId) -> Option<&'a Job> {
+        self.units.iter().flatten().find(|job| job.id == id).copied()
+    }
+
+    /// A waiting job has its place.
+    fn leave(&mut self, id: JobId) {
+        self.units.iter_mut().for_each(|unit| unit.retain(|job| job.id != id));
+        self.units.retain(|unit| !unit.is_empty());
+    }
+
     /// Counts a job that runs.
     fn took(&mut self, job: &Job) {
         self.running += 1;
@@ -351,19 +321,6 @@ impl<'a> Line<'a> {
         let is_due = |place: &usize| first(*place).is_some_and(|job| job.priority == priority && aged_ms(job) >= rules.patience_ms);
         Some((0..self.units.len()).find(is_due).unwrap_or(0))
     }
-}
-
-/// Puts a job into a room, if it fits; a new engine gets this number.
-fn put(room: &mut Room, job: &Job, needs: Needs, next: usize) -> Option<Seat> {
-    let seat = match room.fit(job, needs).ok()? {
-        Fit::Into(seat) => seat,
-        Fit::New => {
-            room.add(Seat::New(next), Load::new(job.trunk, job.lane, needs));
-            Seat::New(next)
-        }
-    };
-    room.put(seat, job, false);
-    Some(seat)
 }
 
 fn bytes_of(job: &Job) -> u64 {

@@ -9,12 +9,14 @@ mod room;
 mod scene;
 mod share;
 mod turns;
+mod waits;
 
 pub use decide::decide;
-pub use plan::{NewEngine, Placement, Plan, Seat, Wait};
+pub use plan::{Keep, NewEngine, Placement, Plan, Seat, Wait};
 pub use reason::Reason;
 pub use scene::{
-    Bar, CohortId, Device, DeviceId, Engine, EngineId, Foreign, Job, JobId, Lane, Priority, Quota, Rules, Scene, State, Tenant, TenantId,
-    Trunk, TrunkId,
+    Bar, CohortId, Device, DeviceId, Engine, EngineId, Foreign, Job, JobId, Kept, Lane, Priority, Quota, Rules, Scene, State, Tenant,
+    TenantId, Trunk, TrunkId,
 };
 pub use share::Shares;
+pub use waits::{Clock, Waits};

@@ -3,7 +3,8 @@
 //! To be carried out whole, then asked again when anything has changed.
 
 use crate::reason::Reason;
-use crate::scene::{DeviceId, EngineId, JobId, Lane, TrunkId};
+use crate::scene::{DeviceId, EngineId, JobId, Lane, TenantId, TrunkId};
+use crate::waits::Clock;
 
 /// An engine to be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,8 +47,16 @@ pub struct Wait {
     /// Whether its patience runs: it is its tenant's first that waits for a device, and somebody whose turn was later was placed before it,
     /// now or since it has been told so. See [`crate::State::Waiting`].
     pub ages: bool,
-    /// Whether it is its tenant's first that waits for a device: its tenant waits. See [`crate::Tenant::waited_ms`].
-    pub is_head: bool,
+}
+
+/// A device where room was or is made for a job that waits: it gets in there before anybody else is looked at, and others take only what leaves it
+/// its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// Where.
+    pub device: DeviceId,
+    /// For which.
+    pub job: JobId,
 }
 
 /// What is to be done. Every waiting job is placed or told why not.
@@ -63,4 +72,8 @@ pub struct Plan {
     pub pause: Vec<JobId>,
     /// Jobs that go on waiting.
     pub wait: Vec<Wait>,
+    /// For whom devices are kept until the next plan; see [`crate::Scene::kept`].
+    pub keep: Vec<Keep>,
+    /// How the waits of tenants go on; see [`crate::Waits::heed`].
+    pub clocks: Vec<(TenantId, Clock)>,
 }

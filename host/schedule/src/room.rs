@@ -53,8 +53,16 @@ pub(crate) struct Room {
     bars: Vec<Bar>,
     /// Jobs that began on a device of another class.
     foreign: BTreeSet<JobId>,
-    /// Whether it is cleared for a job that waits.
-    pub(crate) is_kept: bool,
+    kept: Option<Keep>,
+}
+
+/// Who is to get in: others take only what leaves it its place.
+#[derive(Clone, Copy, Debug)]
+struct Keep {
+    job: Job,
+    needs: Needs,
+    /// Whether room was made for it, which it is to have though others come first by then.
+    is_promised: bool,
 }
 
 /// Where a job fits.
@@ -83,6 +91,8 @@ pub(crate) enum Full {
     Engines,
     /// Too little memory.
     Memory { needed: u64, free: u64 },
+    /// What is free is kept for another.
+    Kept,
 }
 
 impl Load {
@@ -113,7 +123,26 @@ impl Room {
     pub(crate) fn new(device: &Device, (jobs_max, mps_max): (u64, u64)) -> Self {
         let Device { memory_bytes, shares_weights, .. } = *device;
         let (loads, bars, foreign) = Default::default();
-        Self { memory_bytes, shares_weights, jobs_max, mps_max, loads, bars, foreign, is_kept: false }
+        Self { memory_bytes, shares_weights, jobs_max, mps_max, loads, bars, foreign, kept: None }
+    }
+
+    /// From now on others take only what leaves this job its place.
+    pub(crate) fn keep(&mut self, job: &Job, needs: Needs, is_promised: bool) {
+        self.kept = Some(Keep { job: *job, needs, is_promised });
+    }
+
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// For whom room was made here.
+    pub(crate) fn promised(&self) -> Option<JobId> {
+        self.kept.filter(|kept| kept.is_promised).map(|kept| kept.job.id)
+    }
+
+    /// A job has its place, here or elsewhere.
+    pub(crate) fn release(&mut self, job: JobId) {
+        self.kept = self.kept.filter(|kept| kept.job.id != job);
     }
 
     pub(crate) fn bar(&mut self, bar: Bar) {
@@ -192,6 +221,20 @@ impl Room {
 
     /// Where a job fits now, an engine of its own taking so many bytes.
     pub(crate) fn fit(&self, job: &Job, needs: Needs) -> Result<Fit, Full> {
+        let fit = self.find(job, needs)?;
+        let leaves_its_place = |kept: Keep| {
+            let mut then = Self { kept: None, ..self.clone() };
+            then.place(job, needs, usize::MAX);
+            then.evict(&kept.job, kept.needs).is_some()
+        };
+        match self.kept {
+            Some(kept) if kept.job.id != job.id && !leaves_its_place(kept) => Err(Full::Kept),
+            _ => Ok(fit),
+        }
+    }
+
+    /// The same, whoever the device is kept for.
+    fn find(&self, job: &Job, needs: Needs) -> Result<Fit, Full> {
         if self.foreign.contains(&job.id) {
             return Err(Full::Foreign);
         }
@@ -224,16 +267,30 @@ impl Room {
         }
     }
 
-    /// Engines without jobs whose end would let the job in, the longest idle first and no more than are needed. None where it would not.
+    /// Puts a job where it fits; a new engine gets this number.
+    pub(crate) fn place(&mut self, job: &Job, needs: Needs, next: usize) -> Option<Seat> {
+        let seat = match self.fit(job, needs).ok()? {
+            Fit::Into(seat) => seat,
+            Fit::New => {
+                self.add(Seat::New(next), Load::new(job.trunk, job.lane, needs));
+                Seat::New(next)
+            }
+        };
+        self.put(seat, job, false);
+        Some(seat)
+    }
+
+    /// Engines without jobs whose end would let the job in once those have gone that are going, the longest idle first and no more than are needed.
+    /// One whose jobs are going is none of them yet. None where it would not.
     pub(crate) fn evict(&self, job: &Job, needs: Needs) -> Option<Vec<EngineId>> {
-        let own = self.seat(job);
-        let idle = self.loads.iter().filter_map(|(seat, load)| match seat {
+        let (own, mut without) = (self.seat(job), self.without_leaving());
+        let idle = without.loads.iter().filter_map(|(seat, load)| match seat {
             Seat::Engine(id) if load.is_idle() && Some(*seat) != own => Some((load.idle_ms, *id)),
             _ => None,
         });
         let mut idle: Vec<(u64, EngineId)> = idle.collect();
         idle.sort_by_key(|(idle_ms, id)| (std::cmp::Reverse(*idle_ms), *id));
-        let (mut without, mut ended) = (self.without_leaving(), Vec::new());
+        let mut ended = Vec::new();
         for (_, id) in idle {
             if without.fit(job, needs).is_ok() {
                 break;
@@ -241,6 +298,7 @@ impl Room {
             without.loads.remove(&Seat::Engine(id));
             ended.push(id);
         }
+        ended.retain(|id| self.loads.get(&Seat::Engine(*id)).is_some_and(Load::is_idle));
         without.fit(job, needs).is_ok().then_some(ended)
     }
 

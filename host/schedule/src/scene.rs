@@ -105,8 +105,7 @@ pub struct Tenant {
     pub virtual_ns: u128,
     /// Device time used so far, in milliseconds.
     pub device_ms: u64,
-    /// How long some job of its has been told [`crate::Wait::is_head`], without a break and since a job of its was placed that was told
-    /// [`crate::Placement::is_turn`], in milliseconds.
+    /// For how long it has had fewer seats than its share though it wants one, since its last turn; see [`crate::Waits`].
     pub waited_ms: u64,
     /// What it may.
     pub quota: Quota,
@@ -182,6 +181,17 @@ pub struct Foreign {
     pub device: DeviceId,
 }
 
+/// A device where room was made for a job; see [`crate::Plan::keep`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Where.
+    pub device: DeviceId,
+    /// For which.
+    pub job: JobId,
+    /// For how long it has been kept without a break, in milliseconds.
+    pub kept_ms: u64,
+}
+
 /// The operator's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
@@ -215,6 +225,8 @@ pub struct Scene {
     pub bars: Vec<Bar>,
     /// Where jobs that began elsewhere cannot go on.
     pub foreign: Vec<Foreign>,
+    /// What the last plan said is to be kept.
+    pub kept: Vec<Kept>,
     /// The operator's numbers.
     pub rules: Rules,
 }

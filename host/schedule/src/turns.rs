@@ -1,13 +1,16 @@
 //! Turns: whose patience is over while others have more, and which of their jobs give way.
 //!
-//! Knows seats and how long they were had, not what fits where.
+//! A tenant's wait runs while it wants a seat and has fewer than its share, stands while a job of its is on its way to work, and ends with its turn, or
+//! once it has had its share, or wanted nothing, for a patience ([`crate::Waits`]): a moment in a seat ends no wait. Knows seats and how long they were
+//! had, not what fits where.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::scene::{Job, JobId, Priority, Scene, State, TenantId};
+use crate::waits::Clock;
 
-/// Whoever has waited for so many patiences goes before all others whose turn it is, though they were served less.
+/// Whoever has waited for so many patiences goes before all others with as many seats, though they were served less.
 const PATIENCES: u64 = 4;
 
 /// Who has seats, and who waits for one.
@@ -19,12 +22,15 @@ pub(crate) struct Turns<'a> {
     seated: Vec<&'a Job>,
     /// How many of each tenant's run so, those that were placed now too.
     seats: BTreeMap<TenantId, u64>,
+    /// Whose jobs are placed and not at work yet.
+    starting: BTreeSet<TenantId>,
     /// [`Turns::ranks`] as it is until the next of them comes or goes.
     ranks: Option<BTreeMap<TenantId, Rank>>,
 }
 
-/// How many times four patiences a tenant has waited, then how few seats it has.
-type Rank = (u64, Reverse<u64>);
+/// How few seats a tenant has, then how many times four patiences it has waited: one that has some may wait for ever for more, and nobody waits for that
+/// who has none.
+type Rank = (Reverse<u64>, u64);
 
 impl<'a> Turns<'a> {
     pub(crate) fn new(scene: &Scene) -> Self {
@@ -34,6 +40,7 @@ impl<'a> Turns<'a> {
             virtual_ns: scene.tenants.iter().map(|tenant| (tenant.id, tenant.virtual_ns)).collect(),
             seated: Vec::new(),
             seats: BTreeMap::new(),
+            starting: BTreeSet::new(),
             ranks: None,
         }
     }
@@ -41,6 +48,7 @@ impl<'a> Turns<'a> {
     /// Takes in a job that runs and stays.
     pub(crate) fn enter(&mut self, job: &'a Job) {
         self.seated.push(job);
+        self.starting.extend((ran_ms(job) == 0).then_some(job.tenant));
         self.ranks = None;
         *self.seats.entry(job.tenant).or_default() += 1;
     }
@@ -49,6 +57,7 @@ impl<'a> Turns<'a> {
     pub(crate) fn placed(&mut self, of: TenantId) -> bool {
         let is_turn = self.is_due(of, &self.most());
         self.ranks = None;
+        self.starting.insert(of);
         *self.seats.entry(of).or_default() += 1;
         if is_turn {
             self.waited_ms.insert(of, 0);
@@ -83,8 +92,22 @@ impl<'a> Turns<'a> {
 
     /// Whether a tenant has waited for its patience while it has no seat, or others have more.
     fn is_due(&self, tenant: TenantId, most: &[(u64, TenantId)]) -> bool {
-        let is_behind = || self.seats(tenant) == 0 || most.iter().any(|(seats, of)| *of != tenant && self.has_more(*seats, tenant));
-        self.waited_ms(tenant) >= self.patience_ms && is_behind()
+        self.waited_ms(tenant) >= self.patience_ms && self.is_behind(tenant, most)
+    }
+
+    /// Whether a tenant has fewer seats than its share: none, or others have more.
+    fn is_behind(&self, tenant: TenantId, most: &[(u64, TenantId)]) -> bool {
+        self.seats(tenant) == 0 || most.iter().any(|(seats, of)| *of != tenant && self.has_more(*seats, tenant))
+    }
+
+    /// How the waits of tenants go on after all, given whether each wants a seat that it has not.
+    pub(crate) fn clocks(&self, wants: impl Iterator<Item = (TenantId, bool)>) -> Vec<(TenantId, Clock)> {
+        let most = self.most();
+        let clock = |(tenant, wants)| match wants && self.is_behind(tenant, &most) {
+            true => Some((tenant, Clock::Runs)),
+            false => self.starting.contains(&tenant).then_some((tenant, Clock::Stands)),
+        };
+        wants.filter_map(clock).collect()
     }
 
     /// The two that have most seats: one of them is another than whoever asks.
@@ -99,7 +122,7 @@ impl<'a> Turns<'a> {
     }
 
     /// Tenants that go before others whatever was used so far and however urgent, the greatest first: those whose turn it is, and those that have
-    /// as few seats as one of them. Whoever has waited longest is first, roughly, then whoever has fewest seats.
+    /// as few seats as one of them. Whoever has fewest seats is first, then whoever has waited longest, roughly.
     pub(crate) fn ranks(&mut self) -> &BTreeMap<TenantId, Rank> {
         let ranks = self.ranks.take().unwrap_or_else(|| self.ranked());
         self.ranks.insert(ranks)
@@ -109,7 +132,7 @@ impl<'a> Turns<'a> {
         let most = self.most();
         let due = self.waited_ms.iter().filter(|(tenant, _)| self.is_due(**tenant, &most));
         let rank = |tenant: TenantId, waited_ms: u64| {
-            (tenant, (waited_ms / self.patience_ms.saturating_mul(PATIENCES), Reverse(self.seats(tenant))))
+            (tenant, (Reverse(self.seats(tenant)), waited_ms / self.patience_ms.saturating_mul(PATIENCES)))
         };
         let due: BTreeMap<TenantId, _> = due.map(|(tenant, waited_ms)| rank(*tenant, *waited_ms)).collect();
         let Some(seats) = due.keys().map(|tenant| self.seats(*tenant)).max() else { return due };

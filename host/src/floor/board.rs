@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nodus_protocol::{Digest, JobSlot};
-use nodus_schedule::{DeviceId, EngineId, Job, Lane, NewEngine, Shares, TrunkId};
+use nodus_schedule::{DeviceId, EngineId, Job, Keep, Lane, NewEngine, Shares, TrunkId, Waits};
 use nodus_state::{Change, CohortId, JobId, TenantId};
 use tokio::sync::watch;
 
@@ -113,10 +113,15 @@ pub(super) struct Board {
     pub(super) shares: Shares,
     /// Since when the patience of a job runs.
     pub(super) aging: BTreeMap<JobId, Instant>,
-    /// Since when tenants wait for a turn.
-    pub(super) waiting: BTreeMap<TenantId, Instant>,
+    /// For how long tenants have waited for their turns, up to a moment.
+    pub(super) waits: Waits,
+    waits_until: Option<Instant>,
+    /// Devices that are kept for jobs that wait, and since when.
+    pub(super) kept: BTreeMap<(DeviceId, nodus_schedule::JobId), Instant>,
     /// Jobs that gave way to others, and when last.
     pub(super) gave_way: BTreeMap<JobId, Instant>,
+    /// Those that left their seats without having been at work there.
+    pub(super) unserved: BTreeMap<JobId, (TenantId, Stint)>,
     /// Jobs that the host failed.
     pub(super) jobs_later: BTreeMap<JobId, Backoff>,
     /// Jobs that were at work in engines that died.
@@ -184,7 +189,38 @@ impl Board {
         {
             engine.idle_since = Some(Instant::now());
         }
+        if !run.stint.was_at_work() {
+            self.unserved.insert(job, (run.tenant, run.stint));
+        }
         Some(run)
+    }
+
+    /// A job that was in a seat and never at work there waits again: it and its tenant have what they gave up for that.
+    pub(super) fn give_back(&mut self, job: JobId, (tenant, stint): (TenantId, Stint)) {
+        if let Some(waited_ms) = stint.turn_ms {
+            self.waits.give_back(super::scene::tenant_of(tenant), waited_ms);
+        }
+        if let Some(since) = stint.gave_way {
+            self.gave_way.entry(job).or_insert(since);
+        }
+    }
+
+    /// Counts for how long tenants have waited, up to now.
+    pub(super) fn wait(&mut self, patience: Duration) {
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let until = self.waits_until.get_or_insert_with(Instant::now);
+        let passed = Duration::from_millis(ms(until.elapsed()));
+        *until += passed;
+        self.waits.pass(ms(passed), ms(patience));
+    }
+
+    /// From now on these devices are kept, and no others.
+    pub(super) fn keep(&mut self, keep: &[Keep]) {
+        let since = |keep: &Keep| {
+            let kept = (keep.device, keep.job);
+            (kept, self.kept.get(&kept).copied().unwrap_or_else(Instant::now))
+        };
+        self.kept = keep.iter().map(since).collect();
     }
 
     /// Counts time in passes of a job that runs, given what it has in all.
@@ -224,9 +260,54 @@ fn doubled(first: Duration, count: u32) -> Instant {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
-    use super::Backoff;
+    use nodus_protocol::JobSlot;
+    use nodus_schedule::{Clock, EngineId, Job, Lane, Priority, State as Progress, TrunkId};
+    use nodus_state::{Access, JobId, Quota, State};
+
+    use super::super::scene::tenant_of;
+    use super::super::stint::Stint;
+    use super::{Backoff, Board, Run};
+
+    #[test]
+    fn a_turn_that_came_to_nothing_is_no_turn() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = cap_std::fs::Dir::open_ambient_dir(folder.path(), cap_std::ambient_authority()).unwrap();
+        let tenant = State::open(dir, folder.path(), Access::Whole).unwrap().add_tenant("acme", Quota::DEFAULT).unwrap().id;
+        let (id, of) = ("01890000-0000-7000-8000-000000000001", tenant_of(tenant));
+        let (job, cohort): (JobId, _) = (id.parse().unwrap(), id.parse().unwrap());
+        let numbers = Job {
+            id: nodus_schedule::JobId(job.as_u128()),
+            tenant: of,
+            order: 1,
+            cohort: None,
+            trunk: TrunkId(0),
+            lane: Lane::Fused,
+            priority: Priority::Low,
+            adapter_bytes: 1,
+            activation_bytes: 1,
+            state: Progress::Waiting { aged_ms: 0 },
+        };
+        let mut board = Board::default();
+        board.waits.heed(&[(of, Clock::Runs)]);
+        board.waits.pass(70, 60);
+        board.gave_way.insert(job, Instant::now());
+        for (was_at_work, waited_ms) in [(false, 70), (true, 0)] {
+            let (turn_ms, gave_way) = (board.waits.end(of), board.gave_way.remove(&job));
+            let mut stint = Stint::new(Some(turn_ms), gave_way);
+            assert_eq!((turn_ms, stint.is_turn(), gave_way.is_some(), board.waits.of(of)), (70, true, true, 0));
+            if was_at_work {
+                stint.begin();
+            }
+            board.running.insert(job, Run::new((tenant, cohort), (numbers, false), (EngineId(1), JobSlot(1)), stint));
+            board.leave(job);
+            for (job, stint) in std::mem::take(&mut board.unserved) {
+                board.give_back(job, stint);
+            }
+            assert_eq!((board.waits.of(of), board.gave_way.contains_key(&job)), (waited_ms, !was_at_work));
+        }
+    }
 
     #[test]
     fn a_disk_that_takes_no_writes_is_no_failure() {

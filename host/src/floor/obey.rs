@@ -14,7 +14,7 @@ use super::Shared;
 use super::attempt::attempt;
 use super::board::{Board, Run, Wish};
 use super::engines::{self, Stage};
-use super::scene::View;
+use super::scene::{View, tenant_of};
 use super::settle;
 use super::settler::Settler;
 use super::stint::Stint;
@@ -95,34 +95,30 @@ fn place(shared: &Arc<Shared>, plan: &Plan, view: &View, started: &[Option<Engin
         engine.idle_since = None;
         let engine = engine.clone();
         // Who gave way once works for a while before it does so again: else a stream of urgent jobs would leave it none.
-        let gave_way = board.gave_way.remove(&waiting.job).is_some();
-        let stint = Stint::new(placed.is_turn || gave_way);
+        let gave_way = board.gave_way.remove(&waiting.job);
+        let stint = Stint::new(placed.is_turn.then(|| board.waits.end(tenant_of(waiting.tenant))), gave_way);
         let run = Run::new((waiting.tenant, waiting.cohort), (waiting.numbers, waiting.is_tried), (id, slot), stint);
         board.running.insert(waiting.job, run.clone());
         board.aging.remove(&waiting.job);
-        if placed.is_turn {
-            board.waiting.remove(&waiting.tenant);
-        }
         drop(board);
         tokio::spawn(attempt(shared.clone(), waiting.job, run, engine));
     }
 }
 
-/// What owners are to be told that they were not told yet. Patience is counted on the way.
+/// What owners are to be told that they were not told yet. What the next scene is to know of this plan is noted on the way.
 fn reasons(board: &mut Board, plan: &Plan, view: &View) -> Vec<(JobId, String)> {
     let mut reasons: BTreeMap<JobId, String> = view.aside.iter().cloned().collect();
-    let (mut aging, mut tenants) = (BTreeMap::new(), BTreeMap::new());
+    let mut aging = BTreeMap::new();
     for wait in &plan.wait {
         let Some(waiting) = view.waiting.get(&wait.job) else { continue };
         if wait.ages {
             aging.insert(waiting.job, board.aging.get(&waiting.job).copied().unwrap_or_else(Instant::now));
         }
-        if wait.is_head {
-            tenants.insert(waiting.tenant, board.waiting.get(&waiting.tenant).copied().unwrap_or_else(Instant::now));
-        }
         reasons.insert(waiting.job, wait.reason.to_string());
     }
-    (board.aging, board.waiting) = (aging, tenants);
+    board.aging = aging;
+    board.waits.heed(&plan.clocks);
+    board.keep(&plan.keep);
     for (job, run) in &board.running {
         let is_starting = board.engines.get(&run.engine).is_some_and(|engine| matches!(*engine.stage.borrow(), Stage::Starting));
         if is_starting {

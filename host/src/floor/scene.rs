@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use nodus_protocol::Digest;
-use nodus_schedule::{self as schedule, Bar, Device, DeviceId, Engine, Foreign, Job, Scene, State as Progress, Tenant, Trunk};
+use nodus_schedule::{self as schedule, Bar, Device, DeviceId, Engine, Foreign, Job, Kept, Scene, State as Progress, Tenant, Trunk};
 use nodus_state::{CohortId, JobId, Priority, Queued, TenantId};
 
 use super::Shared;
@@ -47,12 +47,18 @@ pub(super) fn tenant_of(tenant: TenantId) -> schedule::TenantId {
 
 /// Looks. Blocks: the state is read, and models that were not looked at before.
 pub(super) fn look(shared: &Shared) -> anyhow::Result<View> {
+    // Before the queue is read: whoever of them is not in it then has ended.
+    let unserved = std::mem::take(&mut shared.board().unserved);
     let queued = shared.state.queued().context("reading the queue")?;
     let tenants = shared.state.tenants().context("reading the tenants")?;
     let models = models(shared, &queued);
     let began = began(shared, &queued);
     let mut board = shared.board();
     count(&mut board);
+    board.wait(Duration::from_millis(shared.options.rules.patience_ms));
+    for (job, stint) in unserved.into_iter().filter(|(job, _)| queued.iter().any(|queued| queued.job == *job)) {
+        board.give_back(job, stint);
+    }
     let engines = board.engines.iter().filter_map(|(id, engine)| Some((*id, engine.process()?.vitals().counts)));
     shared.numbers.engines(engines);
     let known: BTreeSet<JobId> = queued.iter().map(|job| job.job).chain(board.running.keys().copied()).collect();
@@ -85,8 +91,8 @@ pub(super) fn look(shared: &Shared) -> anyhow::Result<View> {
         let (id, most) = (tenant_of(tenant.id), |bound: Option<u64>| bound.unwrap_or(u64::MAX));
         let nodus_state::Quota { running_jobs, device_bytes, device_ms, .. } = tenant.quota;
         let quota = schedule::Quota { running_jobs: most(running_jobs), device_ms: most(device_ms), device_bytes: most(device_bytes) };
-        let waited_ms = told_ms(board.waiting.get(&tenant.id));
-        Tenant { id, virtual_ns: board.shares.of(id), device_ms: tenant.device_ms + running_ms(tenant.id), waited_ms, quota }
+        let (virtual_ns, waited_ms) = (board.shares.of(id), board.waits.of(id));
+        Tenant { id, virtual_ns, device_ms: tenant.device_ms + running_ms(tenant.id), waited_ms, quota }
     };
     view.scene.tenants = tenants.iter().map(tenant).collect();
     Ok(view)
@@ -143,12 +149,17 @@ fn still(shared: &Shared, board: &Board) -> Scene {
     };
     let (now, patience) = (Instant::now(), Duration::from_millis(shared.options.rules.patience_ms));
     let job = |run: &super::board::Run| {
-        let (ran_ms, is_turn) = (ms(run.stint.worked(patience, now)), run.stint.is_turn);
+        let (ran_ms, is_turn) = (ms(run.stint.worked(patience, now)), run.stint.is_turn());
         Job { state: Progress::Running { engine: run.engine, is_pausing: run.is_pausing(), ran_ms, is_turn }, ..run.numbers }
     };
     let bar = |(kind, later): (&Kind, &Backoff)| {
         let Kind { device, trunk, lane, job } = *kind;
         Some(Bar { device, trunk, lane, job, left_ms: ms(later.left()?) })
+    };
+    let kept = |((device, job), since): (&(DeviceId, schedule::JobId), &Instant)| Kept {
+        device: *device,
+        job: *job,
+        kept_ms: ms(since.elapsed()),
     };
     Scene {
         devices: (0..).zip(&shared.options.places).map(device).collect(),
@@ -158,6 +169,7 @@ fn still(shared: &Shared, board: &Board) -> Scene {
         jobs: board.running.values().map(job).collect(),
         bars: board.engines_later.iter().filter_map(bar).collect(),
         foreign: Vec::new(),
+        kept: board.kept.iter().map(kept).collect(),
         rules: shared.options.rules,
     }
 }

@@ -12,19 +12,31 @@ const STARTING_PATIENCES: u32 = 10;
 pub(super) struct Stint {
     placed: Instant,
     at_work: Option<Instant>,
-    /// Whether the seat was its tenant's turn, or the job gave one up before: it keeps this one for a while.
-    pub(super) is_turn: bool,
+    /// What its tenant had waited for the seat, in milliseconds, where it was its turn.
+    pub(super) turn_ms: Option<u64>,
+    /// When the job gave up a seat before, where it did and was not at work since.
+    pub(super) gave_way: Option<Instant>,
 }
 
 impl Stint {
     /// Of a job that is placed now.
-    pub(super) fn new(is_turn: bool) -> Self {
-        Self { placed: Instant::now(), at_work: None, is_turn }
+    pub(super) fn new(turn_ms: Option<u64>, gave_way: Option<Instant>) -> Self {
+        Self { placed: Instant::now(), at_work: None, turn_ms, gave_way }
+    }
+
+    /// Whether the seat was its tenant's turn, or the job gave one up before: it keeps this one for a while.
+    pub(super) fn is_turn(&self) -> bool {
+        self.turn_ms.is_some() || self.gave_way.is_some()
     }
 
     /// The job is where it was before, and works from now on.
     pub(super) fn begin(&mut self) {
         self.at_work.get_or_insert_with(Instant::now);
+    }
+
+    /// Whether it was where it was before.
+    pub(super) fn was_at_work(&self) -> bool {
+        self.at_work.is_some()
     }
 
     /// How long it has worked at a moment.
@@ -47,7 +59,7 @@ mod tests {
     #[test]
     fn beginning_is_no_work_but_for_one_that_never_begins() {
         let patience = Duration::from_secs(60);
-        let mut stint = Stint::new(false);
+        let mut stint = Stint::new(None, None);
         let after = |stint: &Stint, seconds| stint.worked(patience, stint.placed + Duration::from_secs(seconds));
         assert_eq!([0, 59, 599].map(|seconds| after(&stint, seconds)), [Duration::ZERO; 3]);
         assert_eq!(after(&stint, 600), Duration::from_secs(600));

@@ -6,13 +6,13 @@ use proptest::prelude::*;
 use super::world::{TICK_MS, World, job};
 
 /// A job that arrives: after how many seconds, whose, its sizes, how long, and of which kind.
-type Arrival = (u64, u128, (u64, u64), u64, (u32, u8, u8, u8));
+pub(crate) type Arrival = (u64, u128, (u64, u64), u64, (u32, u8, u8, u8));
 
-fn arrival() -> impl Strategy<Value = Arrival> {
+pub(crate) fn arrival() -> impl Strategy<Value = Arrival> {
     (0_u64..4, 1_u128..5, (0_u64..60, 0_u64..30), 1_u64..12, (0_u32..3, 0_u8..10, 0_u8..6, 0_u8..8))
 }
 
-fn of(number: usize, arrival: &Arrival) -> Job {
+pub(crate) fn of(number: usize, arrival: &Arrival) -> Job {
     let (_, tenant, (adapter_bytes, activation_bytes), _, (trunk, lane, priority, cohort)) = *arrival;
     let lane = match lane {
         0 => Lane::Solo,

@@ -2,7 +2,9 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a panic is how a test fails")]
 
 mod histories;
+mod promises;
 mod turns;
+mod waits;
 mod world;
 
 use std::collections::BTreeMap;

@@ -97,3 +97,21 @@ fn a_job_that_is_not_at_work_yet_is_not_sent_away() {
     assert_eq!(world.state_of(JobId(1)).map(|state| matches!(state, State::Running { is_pausing: false, .. })), Some(false));
     assert!(world.device_ms(TenantId(1)) > 5 * PATIENCE as u64 * TICK_MS);
 }
+
+#[test]
+fn who_has_a_seat_and_waits_for_ever_for_more_is_not_in_the_way_of_who_has_none() {
+    let mut world = World::new(&[100], &[10], 4);
+    (1..=3).for_each(|id| world.add(job(id, 3, 10, 0), ENDLESS));
+    world.add(job(4, 4, 20, 0), ENDLESS);
+    // Two seats fewer than the other, but the one that the other would give up is not enough.
+    world.add(job(5, 4, 55, 0), ENDLESS);
+    (0..5 * PATIENCE).for_each(|_| drop(world.tick()));
+    world.add(job(7, 3, 1, 0), ENDLESS);
+    (0..2 * PATIENCE).for_each(|_| drop(world.tick()));
+    world.add(job(8, 3, 1, 0), ENDLESS);
+    let plan = world.tick();
+    assert_eq!(plan.wait.iter().find(|wait| wait.job == JobId(8)).unwrap().reason, Reason::Kept, "the device is kept for it");
+    world.add(job(9, 2, 30, 0), ENDLESS);
+    world.tick();
+    assert!(world.is_running(JobId(9)) && !world.is_running(JobId(5)));
+}

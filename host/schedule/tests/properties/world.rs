@@ -1,10 +1,12 @@
 //! A machine that carries plans out, and looks at each of them.
 
+mod promises;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use nodus_schedule::{
-    Bar, Device, DeviceId, Engine, EngineId, Foreign, Job, JobId, Lane, NewEngine, Plan, Priority, Quota, Reason, Rules, Scene, Seat,
-    Shares, State, Tenant, TenantId, Trunk, TrunkId, Wait, decide,
+    Bar, Clock, Device, DeviceId, Engine, EngineId, Foreign, Job, JobId, Lane, NewEngine, Plan, Priority, Quota, Reason, Rules, Scene,
+    Seat, Shares, State, Tenant, TenantId, Trunk, TrunkId, Waits, decide,
 };
 
 pub(crate) const TICK_MS: u64 = 1000;
@@ -30,6 +32,10 @@ pub(crate) fn job(id: u128, tenant: u128, adapter_bytes: u64, activation_bytes: 
 pub(crate) struct World {
     scene: Scene,
     shares: Shares,
+    waits: Waits,
+    /// Jobs that make room take a tick for that, and up to so many more.
+    pub(crate) linger: u64,
+    lingering: BTreeMap<JobId, u64>,
     left: BTreeMap<JobId, u64>,
     done: BTreeSet<JobId>,
     next_engine: u64,
@@ -72,10 +78,11 @@ impl World {
             jobs: Vec::new(),
             bars: Vec::new(),
             foreign: Vec::new(),
+            kept: Vec::new(),
             rules,
         };
-        let (left, done, bare_ms) = Default::default();
-        Self { scene, shares: Shares::default(), left, done, next_engine: 0, bare_ms, barest_ms: 0, turns: 0 }
+        let (shares, waits, lingering, left, done, bare_ms) = Default::default();
+        Self { scene, shares, waits, linger: 0, lingering, left, done, next_engine: 0, bare_ms, barest_ms: 0, turns: 0 }
     }
 
     pub(crate) fn quota(&mut self, tenant: TenantId, running_jobs: u64, device_ms: u64, device_bytes: u64) {
@@ -100,6 +107,16 @@ impl World {
     pub(crate) fn add(&mut self, job: Job, ticks: u64) {
         self.left.insert(job.id, ticks);
         self.scene.jobs.push(job);
+    }
+
+    /// Its owner wants it no more.
+    pub(crate) fn cancel(&mut self, id: JobId) {
+        self.scene.jobs.retain(|job| job.id != id);
+    }
+
+    /// For how long a tenant has waited for its turn.
+    pub(crate) fn waited_ms(&self, of: TenantId) -> u64 {
+        self.waits.of(of)
     }
 
     pub(crate) fn waiting(&self, tenant: TenantId) -> usize {
@@ -155,18 +172,21 @@ impl World {
         let present = self.scene.jobs.iter().map(|job| job.tenant).collect();
         self.shares.present(&present);
         for tenant in &mut self.scene.tenants {
-            tenant.virtual_ns = self.shares.of(tenant.id);
+            (tenant.virtual_ns, tenant.waited_ms) = (self.shares.of(tenant.id), self.waits.of(tenant.id));
         }
         let plan = decide(&self.scene);
         self.check_order(&plan);
+        self.check_promises(&plan);
         self.obey(&plan);
+        self.keep(&plan);
         self.check_room();
         plan
     }
 
     fn pass(&mut self) {
-        let Scene { engines, jobs, tenants, .. } = &mut self.scene;
-        tenants.iter_mut().for_each(|tenant| tenant.waited_ms += if tenant.waited_ms > 0 { TICK_MS } else { 0 });
+        let Scene { engines, jobs, tenants, kept, rules, .. } = &mut self.scene;
+        self.waits.pass(TICK_MS, rules.patience_ms);
+        kept.iter_mut().for_each(|kept| kept.kept_ms += TICK_MS);
         engines.retain(|engine| !engine.is_stopping);
         let share = 1_000_000 * TICK_MS / jobs.iter().filter(|job| matches!(job.state, State::Running { .. })).count().max(1) as u64;
         jobs.retain_mut(|job| match &mut job.state {
@@ -176,7 +196,13 @@ impl World {
             }
             // It goes on later where it was.
             State::Running { is_pausing: true, .. } => {
-                job.state = State::Waiting { aged_ms: 0 };
+                let left = self.lingering.entry(job.id).or_insert(job.id.0 as u64 % (self.linger + 1));
+                if *left == 0 {
+                    self.lingering.remove(&job.id);
+                    job.state = State::Waiting { aged_ms: 0 };
+                } else {
+                    *left -= 1;
+                }
                 true
             }
             State::Running { ran_ms, .. } => {
@@ -211,11 +237,12 @@ impl World {
         other.trunks.reverse();
         other.bars.reverse();
         other.foreign.reverse();
+        other.kept.reverse();
         assert_eq!(decide(&other), *plan);
     }
 
     fn obey(&mut self, plan: &Plan) {
-        let Scene { engines, jobs, tenants, rules, .. } = &mut self.scene;
+        let Scene { engines, jobs, tenants, kept, rules, .. } = &mut self.scene;
         let find = |id: JobId| find_in(jobs, id);
         for stop in &plan.stop {
             let engine = engines.iter_mut().find(|engine| engine.id == *stop).unwrap();
@@ -243,8 +270,9 @@ impl World {
             assert!(!waits.contains_key(&place), "placed and told to wait");
             jobs[place].state = State::Running { engine, is_pausing: false, ran_ms: 0, is_turn };
         }
-        let is_high = |wait: &Wait| jobs.iter().any(|job| job.id == wait.job && job.priority == Priority::High);
-        let has_high = plan.wait.iter().any(|wait| wait.reason == Reason::MakingRoom && is_high(wait));
+        let is_high = |id: JobId| jobs.iter().any(|job| job.id == id && job.priority == Priority::High);
+        let is_new = |id: JobId| kept.iter().all(|kept| kept.job != id);
+        let has_high = plan.keep.iter().any(|keep| is_new(keep.job) && is_high(keep.job));
         let mut is_turn = false;
         for place in pauses {
             let (tenant, is_low) = (jobs[place].tenant, jobs[place].priority == Priority::Low);
@@ -254,7 +282,7 @@ impl World {
                 is_turn = true;
                 assert!(*ran_ms >= rules.patience_ms, "it had no patience of its own");
                 let is_over = |other: &&Tenant| other.id != tenant && other.waited_ms >= rules.patience_ms;
-                let is_aged = |wait: &Wait| {
+                let is_aged = |wait: &nodus_schedule::Wait| {
                     jobs.iter()
                         .any(|job| job.id == wait.job && matches!(job.state, State::Waiting { aged_ms } if aged_ms >= rules.patience_ms))
                 };
@@ -262,19 +290,13 @@ impl World {
             }
         }
         self.turns += u64::from(is_turn);
-        let turns: BTreeSet<TenantId> =
-            plan.place.iter().filter(|placed| placed.is_turn).map(|placed| jobs[find_in(jobs, placed.job)].tenant).collect();
-        let heads: Vec<TenantId> = plan.wait.iter().filter(|wait| wait.is_head).map(|wait| jobs[find_in(jobs, wait.job)].tenant).collect();
+        for placed in plan.place.iter().filter(|placed| placed.is_turn) {
+            self.waits.end(jobs[find_in(jobs, placed.job)].tenant);
+        }
+        self.waits.heed(&plan.clocks);
         for tenant in tenants {
-            let waits = heads.iter().filter(|head| **head == tenant.id).count();
-            assert!(waits <= 1, "two heads of one line");
-            tenant.waited_ms = if waits == 0 {
-                0
-            } else if turns.contains(&tenant.id) {
-                1
-            } else {
-                tenant.waited_ms.max(1)
-            };
+            let waits = plan.clocks.iter().filter(|(of, clock)| (*of, *clock) == (tenant.id, Clock::Runs)).count();
+            assert!(waits <= 1, "two clocks of one tenant");
             let runs = jobs.iter().any(|job| job.tenant == tenant.id && matches!(job.state, State::Running { is_pausing: false, .. }));
             let bare_ms = self.bare_ms.entry(tenant.id).or_default();
             *bare_ms = if waits == 0 || runs { 0 } else { *bare_ms };
