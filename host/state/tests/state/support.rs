@@ -52,6 +52,18 @@ impl Fixture {
         staged.keep().unwrap()
     }
 
+    /// Where this content is.
+    pub(crate) fn blob_path(&self, content: &[u8]) -> std::path::PathBuf {
+        self.folder.path().join(nodus_state::blob_path(Digest::of(content)))
+    }
+
+    /// What all contents that are there take, nothing of it but what was kept.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        let folders = std::fs::read_dir(self.folder.path().join("blobs")).unwrap();
+        let files = folders.flat_map(|folder| std::fs::read_dir(folder.unwrap().path()).unwrap());
+        files.map(|file| file.unwrap().metadata().unwrap().len()).sum()
+    }
+
     pub(crate) fn item(&self, owner: Owner, kind: ItemKind, name: Option<&str>, content: &[u8]) -> nodus_state::Result<Item> {
         let files = [("content".to_owned(), self.blob(content))];
         let new = NewItem { kind, owner, name, digest: Digest::of(content), about: &json!({"rows": 1}), files: &files };
