@@ -30,6 +30,8 @@ pub(crate) struct Database {
     door: Mutex<Option<Connection>>,
     /// Whether it was seen to be broken.
     is_broken: AtomicBool,
+    /// Whether the last that was to be written was refused by a disk that is not said to be full.
+    is_refused: AtomicBool,
 }
 
 #[derive(Default)]
@@ -49,19 +51,30 @@ impl Database {
         let mut writer = connect(path)?;
         migrate::migrate(&mut writer, alone)?;
         let (writer, readers, door) = (Mutex::new(writer), Mutex::default(), Mutex::default());
-        Ok(Self { path: path.to_owned(), writer, readers, returned: Condvar::new(), door, is_broken: AtomicBool::new(false) })
+        let (is_broken, is_refused) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { path: path.to_owned(), writer, readers, returned: Condvar::new(), door, is_broken, is_refused })
     }
 
     /// One transaction that may write. Committed where `work` gives a value, rolled back where it gives an error.
     pub(crate) fn write<T>(&self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
         let mut writer = lock(&self.writer);
+        let before = writer.total_changes();
         let work = || {
             let transaction = writer.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let value = work(&transaction)?;
             transaction.commit()?;
             Ok(value)
         };
-        self.noted(work())
+        let done = self.noted(work());
+        if done.is_ok() && writer.total_changes() > before && self.is_refused.swap(false, Relaxed) {
+            tracing::info!("the state's database is written again");
+        }
+        done
+    }
+
+    /// Whether the disk refused what was to be written last, and is not said to be full.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.is_refused.load(Relaxed)
     }
 
     /// Whether it was seen to be broken since it was opened.
@@ -69,12 +82,16 @@ impl Database {
         self.is_broken.load(Relaxed)
     }
 
-    /// The first time that it is seen to be broken it is said, and not with every request that meets it.
+    /// The first time that it is seen to be broken, or not to be written, it is said, and not with every request that meets it.
     fn noted<T>(&self, done: Result<T>) -> Result<T> {
-        if let Err(StateError::Broken(source)) = &done
-            && !self.is_broken.swap(true, Relaxed)
-        {
-            tracing::error!("the state's database is broken, and the service stands still: {source}");
+        match &done {
+            Err(StateError::Broken(source)) if !self.is_broken.swap(true, Relaxed) => {
+                tracing::error!("the state's database is broken, and the service stands still: {source}");
+            }
+            Err(error @ StateError::Unwritten(source)) if !self.is_refused.swap(true, Relaxed) => {
+                tracing::error!("{error}: {source}; it is tried again until it can be");
+            }
+            _ => {}
         }
         done
     }

@@ -4,8 +4,8 @@ use std::io::Write as _;
 
 use nodus_protocol::Digest;
 use nodus_state::{
-    Access, EventKind, Finish, HeldOut, Item, ItemKind, JobId, JobSpec, Kept, Lane, Named, NewEvent, NewItem, Outcome, Owner, Priority,
-    Quota, State, Submission, TenantId,
+    Access, Common, EventKind, Finish, HeldOut, Item, ItemKind, JobId, JobSpec, Kept, Lane, Named, NewEvent, NewItem, Outcome, Owner,
+    Priority, Quota, State, Submission, TenantId,
 };
 use serde_json::json;
 
@@ -77,15 +77,17 @@ impl Fixture {
         JobSpec {
             name: String::new(),
             varied: serde_json::Map::new(),
-            component: Named { name: "sft".into(), digest: component.digest },
-            model: Named { name: "tiny".into(), digest: Digest::of(b"tiny") },
-            data: Named { name: "rows".into(), digest: data.digest },
-            held_out: HeldOut::Fraction(0.1),
-            parameters: json!({"rank": 8}).as_object().unwrap().clone(),
-            seed: u64::MAX,
-            limits: [("device-bytes".to_owned(), 10), ("activation-bytes".to_owned(), 20)].into(),
-            lane: Lane::Fused,
-            priority: Priority::Low,
+            common: Common {
+                component: Named { name: "sft".into(), digest: component.digest },
+                model: Named { name: "tiny".into(), digest: Digest::of(b"tiny") },
+                data: Named { name: "rows".into(), digest: data.digest },
+                held_out: HeldOut::Fraction(0.1),
+                parameters: json!({"rank": 8}).as_object().unwrap().clone(),
+                seed: u64::MAX,
+                limits: [("device-bytes".to_owned(), 10), ("activation-bytes".to_owned(), 20)].into(),
+                lane: Lane::Fused,
+                priority: Priority::Low,
+            },
             init_adapter: None,
         }
     }
