@@ -30,7 +30,7 @@ pub(crate) struct Database {
     door: Mutex<Option<Connection>>,
     /// Whether it was seen to be broken.
     is_broken: AtomicBool,
-    /// Whether the last that was to be written was refused by a disk that is not said to be full.
+    /// Whether the disk refused to write it, and is not said to be full.
     is_refused: AtomicBool,
 }
 
@@ -58,23 +58,29 @@ impl Database {
     /// One transaction that may write. Committed where `work` gives a value, rolled back where it gives an error.
     pub(crate) fn write<T>(&self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
         let mut writer = lock(&self.writer);
-        let before = writer.total_changes();
         let work = || {
             let transaction = writer.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let value = work(&transaction)?;
             transaction.commit()?;
             Ok(value)
         };
-        let done = self.noted(work());
-        if done.is_ok() && writer.total_changes() > before && self.is_refused.swap(false, Relaxed) {
-            tracing::info!("the state's database is written again");
-        }
-        done
+        self.noted(work())
     }
 
-    /// Whether the disk refused what was to be written last, and is not said to be full.
+    /// Whether the disk refused what was to be written, and is not said to be full, and was not seen to take anything since.
     pub(crate) fn is_refused(&self) -> bool {
         self.is_refused.load(Relaxed)
+    }
+
+    /// Tries to write something, though nothing changes by it. A row that is given what it has would not be written.
+    pub(crate) fn try_again(&self) -> Result<()> {
+        self.write(|transaction| {
+            let same: i64 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
+            Ok(transaction.pragma_update(None, "user_version", same)?)
+        })?;
+        self.is_refused.store(false, Relaxed);
+        tracing::info!("the state's database is written again");
+        Ok(())
     }
 
     /// Whether it was seen to be broken since it was opened.
