@@ -37,8 +37,8 @@ pub(crate) struct Account {
 pub(crate) enum Again {
     /// It does not.
     Never,
-    /// Of the service, which runs it again until it has ended: whether it may have come to its end before, in another attempt or before a crash.
-    Attempt(bool),
+    /// Of the service, which runs it again until it has ended: in another attempt, or before a crash, it may have come to its end already.
+    Attempt,
     /// Of a run, which somebody may have go on; whether this is one that does.
     Resumed(bool),
 }
@@ -101,26 +101,38 @@ impl Books {
     /// Ours: the disk refuses.
     pub(crate) fn fail(&mut self, account: &Account, code: &str) -> anyhow::Result<()> {
         let Account { job, tenant, again } = account.clone();
-        let is_there = match again {
-            Again::Attempt(true) => self.has_failed(&job, None)?,
-            Again::Resumed(true) => self.has_failed(&job, Some(code))?,
-            _ => false,
-        };
-        if is_there {
+        let is_there = |found: &str| again == Again::Attempt || found == code;
+        if matches!(again, Again::Attempt | Again::Resumed(true)) && self.failure(&job, is_there)?.is_some() {
             return Ok(());
         }
         self.0.append_all(unix_ms(), vec![Event::JobFailed { job, tenant, code: code.to_owned() }]).context("writing to the host's ledger")
     }
 
-    /// Whether a job's failure is there, by this code where one is named.
-    fn has_failed(&mut self, job: &str, code: Option<&str>) -> anyhow::Result<bool> {
+    /// The code that a job of the service was entered with as one that ended without a receipt: what was said there is final.
+    ///
+    /// # Errors
+    /// Ours: the disk refuses.
+    pub(crate) fn failed(&mut self, job: &str) -> anyhow::Result<Option<String>> {
+        self.failure(job, |_| true)
+    }
+
+    /// The first code of a job's failures that is one of those that are wanted.
+    fn failure(&mut self, job: &str, is_wanted: impl Fn(&str) -> bool) -> anyhow::Result<Option<String>> {
         for entry in self.0.entries_of(job)? {
-            let entry = entry.context("reading the host's ledger")?;
-            if matches!(&entry.event, Event::JobFailed { code: found, .. } if code.is_none_or(|code| code == found)) {
-                return Ok(true);
+            match entry.context("reading the host's ledger")?.event {
+                Event::JobFailed { code, .. } if is_wanted(&code) => return Ok(Some(code)),
+                _ => {}
             }
         }
-        Ok(false)
+        Ok(None)
+    }
+
+    /// The same books, for who reads of single jobs again and again: what was read of the ledger is not read once more.
+    ///
+    /// # Errors
+    /// Ours: the system has no file handle left.
+    pub(crate) fn follower(&self) -> anyhow::Result<Follower> {
+        self.0.follower().context("opening the host's ledger once more")
     }
 
     /// Signs and enters a receipt; `statement` is given the digest of the one before. Of a job that is run again after a crash it is the
@@ -136,7 +148,7 @@ impl Books {
         let Account { job, tenant, again } = account;
         let sealed = match again {
             Again::Never => self.0.seal(unix_ms(), job, tenant, statement),
-            Again::Attempt(_) | Again::Resumed(_) => self.0.seal_once(unix_ms(), job, tenant, statement),
+            Again::Attempt | Again::Resumed(_) => self.0.seal_once(unix_ms(), job, tenant, statement),
         };
         sealed.context("signing the receipt")
     }

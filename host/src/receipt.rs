@@ -257,7 +257,7 @@ mod tests {
     fn whatever_the_limits_allow_has_a_receipt_and_what_has_none_never_will() {
         let root = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
         let mut books = Books::open(root.try_clone().unwrap()).unwrap();
-        let account = Account { job: "job".to_owned(), tenant: "t".repeat(64), again: Again::Attempt(false) };
+        let account = Account { job: "job".to_owned(), tenant: "t".repeat(64), again: Again::Attempt };
         let mut seal = |statement: &Statement| {
             books.seal(&account, |previous| {
                 let mut statement = statement.clone();

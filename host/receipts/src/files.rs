@@ -20,13 +20,23 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// # Errors
 /// `WouldBlock` where another holds it for longer than 30 seconds.
 pub(crate) fn exclusive(dir: &Dir, name: &str) -> io::Result<std::fs::File> {
-    exclusive_within(ATTEMPTS_MAX, dir, name)
+    locked(ATTEMPTS_MAX, dir, name, std::fs::File::try_lock)
 }
 
-fn exclusive_within(attempts_max: u32, dir: &Dir, name: &str) -> io::Result<std::fs::File> {
+/// The same, together with others who write as little.
+///
+/// # Errors
+/// As [`exclusive`].
+pub(crate) fn shared(dir: &Dir, name: &str) -> io::Result<std::fs::File> {
+    locked(ATTEMPTS_MAX, dir, name, std::fs::File::try_lock_shared)
+}
+
+type TryLock = fn(&std::fs::File) -> Result<(), std::fs::TryLockError>;
+
+fn locked(attempts_max: u32, dir: &Dir, name: &str, try_lock: TryLock) -> io::Result<std::fs::File> {
     let file = dir.open_with(name, OpenOptions::new().create(true).truncate(false).write(true))?.into_std();
     for _ in 0..attempts_max {
-        match file.try_lock() {
+        match try_lock(&file) {
             Ok(()) => return Ok(file),
             Err(std::fs::TryLockError::WouldBlock) => sleep(PAUSE),
             Err(std::fs::TryLockError::Error(error)) => return Err(error),
@@ -82,16 +92,20 @@ pub(crate) fn digest_of(dir: &Dir, name: &str) -> io::Result<(Digest, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::io;
 
-    use super::{exclusive, exclusive_within};
+    use super::{exclusive, locked, shared};
 
     #[test]
     fn a_lock_that_stays_held_is_refused_and_a_dropped_one_is_free() {
         let dir = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
         let held = exclusive(&dir, "lock").unwrap();
-        assert_eq!(exclusive_within(3, &dir, "lock").unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        for try_lock in [File::try_lock, File::try_lock_shared] {
+            assert_eq!(locked(3, &dir, "lock", try_lock).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        }
         drop(held);
-        exclusive_within(1, &dir, "lock").unwrap();
+        let _both = (shared(&dir, "lock").unwrap(), shared(&dir, "lock").unwrap());
+        assert!(locked(1, &dir, "lock", File::try_lock).is_err());
     }
 }

@@ -117,10 +117,10 @@ impl Cellar {
     /// The owner's: an input is not right. Ours: the state or the data folder is damaged.
     pub(super) fn job(&self, work: &Work, cohort: u64) -> anyhow::Result<Job> {
         let spec = &work.spec;
-        let model = self.model(&spec.model)?;
+        let model = self.model(&spec.common.model)?;
         let (train, held_out) = self.rows(work)?;
         let mut limits = Limits::DEFAULT;
-        for (name, value) in &spec.limits {
+        for (name, value) in &spec.common.limits {
             limits.set(name, *value);
         }
         Ok(Job {
@@ -132,17 +132,17 @@ impl Cellar {
             model,
             train,
             held_out,
-            parameters: spec.parameters.clone(),
-            seed: spec.seed,
+            parameters: spec.common.parameters.clone(),
+            seed: spec.common.seed,
             limits,
             stop_at: work.stop_question,
             cohort,
-            is_urgent: spec.priority == Priority::High,
+            is_urgent: spec.common.priority == Priority::High,
         })
     }
 
     fn component(&self, work: &Work) -> anyhow::Result<Arc<JobComponent>> {
-        let named = &work.spec.component;
+        let named = &work.spec.common.component;
         if let Some(component) = self.kept().components.get(&named.digest).and_then(Weak::upgrade) {
             return Ok(component);
         }
@@ -157,7 +157,7 @@ impl Cellar {
     /// What somebody has open, or is opening, is not read again: the members of a sweep are opened at the same time.
     fn rows(&self, work: &Work) -> anyhow::Result<Parts> {
         let spec = &work.spec;
-        let key = format!("{} {} {:?}", spec.data.name, spec.data.digest, spec.held_out);
+        let key = format!("{} {} {:?}", spec.common.data.name, spec.common.data.digest, spec.common.held_out);
         let place = {
             let mut kept = self.kept();
             kept.rows
@@ -180,15 +180,15 @@ impl Cellar {
             Ok(Rows::whole(name, named.digest, content))
         };
         let spec = &work.spec;
-        let share = match &spec.held_out {
-            HeldOut::Nothing => return Ok((whole(Role::Data, &spec.data)?, None)),
-            HeldOut::Data(named) => return Ok((whole(Role::Data, &spec.data)?, Some(whole(Role::HeldOut, named)?))),
+        let share = match &spec.common.held_out {
+            HeldOut::Nothing => return Ok((whole(Role::Data, &spec.common.data)?, None)),
+            HeldOut::Data(named) => return Ok((whole(Role::Data, &spec.common.data)?, Some(whole(Role::HeldOut, named)?))),
             HeldOut::Count(count) => data::HeldOut::Count(usize::try_from(*count).unwrap_or(usize::MAX)),
             HeldOut::Fraction(part) => data::HeldOut::Fraction(*part),
         };
-        let (file, name) = (self.state.open_file(input(work, Role::Data)?)?, name(&spec.data.name)?);
-        let (content, count) = Content::counted(&name, spec.data.digest, file)?;
-        let (train, held_out) = Rows::parts(&name, spec.data.digest, content, count, share)?;
+        let (file, name) = (self.state.open_file(input(work, Role::Data)?)?, name(&spec.common.data.name)?);
+        let (content, count) = Content::counted(&name, spec.common.data.digest, file)?;
+        let (train, held_out) = Rows::parts(&name, spec.common.data.digest, content, count, share)?;
         Ok((train, Some(held_out)))
     }
 

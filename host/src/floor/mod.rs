@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use nodus_protocol::Digest;
+use nodus_receipts::Follower;
 use nodus_sandbox::{Limits, Sandbox, SandboxOptions};
 use nodus_state::{Claim, JobId, State, What};
 use tokio::sync::Notify;
@@ -35,6 +36,7 @@ use tokio::task::JoinHandle;
 use crate::app::Surroundings;
 use crate::books::Books;
 use crate::cli::{DeviceArgs, FloorArgs, SandboxArgs};
+use crate::error::is_disk;
 use crate::guest::{Terms, Workshop};
 use crate::journal::{Shelf, Space};
 use crate::process::rank::Rank;
@@ -109,11 +111,11 @@ impl Shared {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts jobs that ran when the service ended back into the queue, and forgets receipts whose jobs have them.
+    /// Puts jobs that ran when the service ended back into the queue, ends those that had ended, and forgets receipts whose jobs have them.
     fn recover(self: &Arc<Self>) -> anyhow::Result<()> {
         for running in self.state.running().context("reading the jobs that ran")? {
             let claim = Claim { job: running.job, attempt: running.attempt };
-            settle::requeue(&Settler::at_start(self.clone(), claim), ("restart", "the service was started again"))?;
+            settle::recover(&Settler::at_start(self.clone(), claim))?;
         }
         let books = self.books();
         for job in books.unsettled()? {
@@ -189,6 +191,14 @@ impl Floor {
         Ok(Self { shared, runner })
     }
 
+    /// The host's ledger as the floor has read it, for who reads of single jobs.
+    ///
+    /// # Errors
+    /// Ours: the system has no file handle left.
+    pub(crate) fn follower(&self) -> anyhow::Result<Follower> {
+        self.shared.books().follower()
+    }
+
     /// Starts no more jobs, and has those that run kept as they are: they go on when the service is started again.
     pub(crate) async fn close(self) {
         let Self { shared, runner } = self;
@@ -233,7 +243,7 @@ fn sweep(state: &State, shelf: &Shelf) -> anyhow::Result<()> {
 
 /// Decides and obeys, again and again.
 async fn work(shared: Arc<Shared>) {
-    let (mut swept, mut rested) = (Instant::now(), Instant::now());
+    let (mut swept, mut rested, mut is_refused) = (Instant::now(), Instant::now(), false);
     loop {
         if swept.elapsed() >= SWEEP {
             swept = Instant::now();
@@ -248,8 +258,11 @@ async fn work(shared: Arc<Shared>) {
             rested = Instant::now();
             tokio::spawn(rest(shared.clone()));
         }
-        if let Err(error) = step(&shared).await {
-            tracing::error!("the floor: {error:#}");
+        match step(&shared).await {
+            // A disk that takes no writes is said once.
+            Err(error) if is_disk(&error) && std::mem::replace(&mut is_refused, true) => {}
+            Err(error) => tracing::error!("the floor: {error:#}"),
+            Ok(()) => is_refused = false,
         }
         if shared.state.is_broken() {
             tracing::error!("the floor starts no job any more: the state's database is broken");

@@ -81,6 +81,12 @@ pub(super) async fn settle(settler: Settler, attempted: anyhow::Result<Attempted
 
 fn settle_blocking(settler: &Settler, attempted: anyhow::Result<Attempted>) -> anyhow::Result<()> {
     let (shared, claim) = (&settler.shared, settler.claim);
+    if let Ok(Attempted { work, fared, .. }) = &attempted {
+        settler.persist(|| enter(&mut shared.books(), &account(claim, work.tenant_name.clone()), &fared.bytes))?;
+    }
+    if end_as_entered(settler, attempted.as_ref().map_or(0, |attempted| attempted.device_ns / 1_000_000))? {
+        return Ok(());
+    }
     let attempted = match attempted {
         Ok(attempted) => attempted,
         // What its owner can put right: an input is not what it must be.
@@ -99,10 +105,8 @@ fn settle_blocking(settler: &Settler, attempted: anyhow::Result<Attempted>) -> a
     };
     let is_further = attempted.is_further;
     let device_ms = attempted.device_ns / 1_000_000;
-    let account = account(claim, attempted.work.tenant_name.clone());
-    settler.persist(|| enter(&mut shared.books(), &account, &attempted.fared.bytes))?;
     match &attempted.ending {
-        Ending::Over => conclude_over(settler, &attempted, &account, device_ms),
+        Ending::Over => conclude_over(settler, &attempted, device_ms),
         Ending::Paused => {
             charge(settler, device_ms)?;
             requeue(settler, ("room", "it made room, and goes on later"))
@@ -149,9 +153,9 @@ const QUARANTINED: &str = "quarantined";
 const OURS: &str = "the host failed; its operator's log says how";
 
 /// Signs, and keeps what there is to keep.
-fn conclude_over(settler: &Settler, attempted: &Attempted, account: &Account, device_ms: u64) -> anyhow::Result<()> {
-    let Attempted { post, fared, workspace, lane, is_further, .. } = attempted;
-    let shared = &settler.shared;
+fn conclude_over(settler: &Settler, attempted: &Attempted, device_ms: u64) -> anyhow::Result<()> {
+    let Attempted { work, post, fared, workspace, lane, is_further, .. } = attempted;
+    let (shared, account) = (&settler.shared, account(settler.claim, work.tenant_name.clone()));
     let broken = |error: &anyhow::Error| again(settler, (&format!("{error:#}"), Outcome::Broken), *is_further, device_ms);
     let no_room = settler.persist(|| no_room(shared, settler.claim, workspace.dir()))?;
     if let Some(why) = no_room.as_ref().filter(|_| fared.has_completed()) {
@@ -159,7 +163,7 @@ fn conclude_over(settler: &Settler, attempted: &Attempted, account: &Account, de
     }
     let verdict = settler.persist(|| {
         let mut books = shared.books();
-        match decide(&mut Office { components: None, books: &mut books, lane }, account, post, Ok(fared)) {
+        match decide(&mut Office { components: None, books: &mut books, lane }, &account, post, Ok(fared)) {
             Verdict { status: Status::Broken(error), .. } if is_disk(&error) => Err(error),
             verdict => Ok(verdict),
         }
@@ -226,6 +230,25 @@ fn refused(settler: &Settler, why: &str, is_further: bool, device_ms: u64) -> an
     requeue(settler, ("disk", NO_WRITES))
 }
 
+/// Takes up a job that ran when the service ended: it goes back into the queue, unless it had come to an end that only its rows lack.
+pub(super) fn recover(settler: &Settler) -> anyhow::Result<()> {
+    if end_as_entered(settler, 0)? { Ok(()) } else { requeue(settler, ("restart", "the service was started again")) }
+}
+
+/// Ends a job of which the ledger says already that it ended without a receipt: that is final, whatever it would come to now. Whether it says so.
+fn end_as_entered(settler: &Settler, device_ms: u64) -> anyhow::Result<bool> {
+    let Claim { job, attempt } = settler.claim;
+    let Some(code) = settler.persist(|| settler.shared.books().failed(&job.to_string()))? else { return Ok(false) };
+    tracing::warn!(%job, attempt, code, "a job had ended, and the service before that was written: it ends as the ledger has it");
+    let (outcome, message) = match code.as_str() {
+        CANCELLED => (Outcome::Cancelled, None),
+        INTERNAL => (Outcome::Broken, Some(OURS.to_owned())),
+        code => (Outcome::Failed, Some(format!("it ended by `{code}`; the service ended before more of that was written down"))),
+    };
+    finish_job(settler, &Finish { outcome, message: message.as_deref(), receipt: None, artifacts: &[], events: &[], device_ms })?;
+    Ok(true)
+}
+
 /// Puts a job back into the queue. One that is to be cut off ends there.
 pub(super) fn requeue(settler: &Settler, (why, reason): (&'static str, &str)) -> anyhow::Result<()> {
     numbers::again(why);
@@ -244,25 +267,22 @@ pub(super) fn end(settler: &Settler, (outcome, message, code): (Outcome, &str, &
     finish_job(settler, &Finish { outcome, message: Some(message), receipt: None, artifacts: &[], events: &[], device_ms })
 }
 
-/// Enters that a job ended without a receipt, before it has its end: a crash between the two does both again, and enters it once.
+/// Enters that a job ended without a receipt, before it has its end: what a crash keeps from coming to the second is ended by the first.
 fn fail(settler: &Settler, code: &str) -> anyhow::Result<()> {
     let (shared, claim) = (&settler.shared, settler.claim);
-    let mut may_be_there = settler.may_have_ended;
     settler.persist(|| {
-        let tenant = shared.state.work(claim.job).context("reading the job")?.tenant_name;
-        // Tried again, it looks for what the disk may have taken before it refused.
-        let again = Again::Attempt(std::mem::replace(&mut may_be_there, true));
-        shared.books().fail(&Account { again, ..account(claim, tenant) }, code)
+        let tenant = shared.state.owner(claim.job).context("reading whose the job is")?.name;
+        shared.books().fail(&account(claim, tenant), code)
     })
 }
 
 /// As the ledger knows an attempt's job.
 fn account(claim: Claim, tenant: String) -> Account {
-    Account { job: claim.job.to_string(), tenant, again: Again::Attempt(claim.attempt > 1) }
+    Account { job: claim.job.to_string(), tenant, again: Again::Attempt }
 }
 
 /// The last transaction: the end and all that is kept; what was kept for another attempt goes. The ledger has its line by then: should the
-/// process die before this, the job is run again, to the same bytes and the same line.
+/// process die before this, a job that ended well is run again, to the same bytes and the same line, and any other ends as its line says.
 fn finish_job(settler: &Settler, finish: &Finish<'_>) -> anyhow::Result<()> {
     let (shared, job) = (&settler.shared, settler.claim.job);
     settler.persist(|| Ok(shared.state.finish(&settler.claim, finish)?))?;

@@ -28,18 +28,16 @@ pub(super) struct Settler {
     pub(super) shared: Arc<Shared>,
     pub(super) claim: Claim,
     tries_max: u32,
-    /// Whether the job may have come to its end before, and the ledger have its line.
-    pub(super) may_have_ended: bool,
 }
 
 impl Settler {
     pub(super) fn new(shared: Arc<Shared>, claim: Claim) -> Self {
-        Self { shared, claim, tries_max: u32::MAX, may_have_ended: claim.attempt > 1 }
+        Self { shared, claim, tries_max: u32::MAX }
     }
 
     /// Of a job that ran when the service ended.
     pub(super) fn at_start(shared: Arc<Shared>, claim: Claim) -> Self {
-        Self { shared, claim, tries_max: TRIES_AT_START, may_have_ended: true }
+        Self { shared, claim, tries_max: TRIES_AT_START }
     }
 
     /// Does what can be done again. Blocks.

@@ -17,7 +17,7 @@ use crate::text::one_line;
 
 /// Events that are written together at most, or read.
 const EVENTS_MAX: usize = 256;
-/// Room in its tenant's quota that a job is granted at once for what it tells: asking costs a look at all that the tenant keeps.
+/// Room in its tenant's quota that a job is granted at once for what it tells: asking is a read of the state's.
 const GRANT_BYTES: u64 = 1 << 20;
 /// Characters of an event that a fault shows.
 const SHOWN_CHARS_MAX: usize = 200;
@@ -130,7 +130,7 @@ mod tests {
 
     use nodus_protocol::Digest;
     use nodus_sandbox::services::{Event, Level};
-    use nodus_state::{Access, Claim, HeldOut, ItemKind, JobSpec, Lane, Named, NewItem, Owner, Priority, Quota, State};
+    use nodus_state::{Access, Claim, Common, HeldOut, ItemKind, JobSpec, Lane, Named, NewItem, Owner, Priority, Quota, State};
 
     use super::{Audience as _, Diverged, EVENTS_MAX, Transcript};
 
@@ -151,15 +151,17 @@ mod tests {
         let spec = JobSpec {
             name: String::new(),
             varied: serde_json::Map::new(),
-            component: item(ItemKind::Component),
-            model: Named { name: "tiny".to_owned(), digest: Digest::of(b"tiny") },
-            data: item(ItemKind::Data),
-            held_out: HeldOut::Nothing,
-            parameters: serde_json::Map::new(),
-            seed: 0,
-            limits: std::collections::BTreeMap::new(),
-            lane: Lane::Fused,
-            priority: Priority::Low,
+            common: Common {
+                component: item(ItemKind::Component),
+                model: Named { name: "tiny".to_owned(), digest: Digest::of(b"tiny") },
+                data: item(ItemKind::Data),
+                held_out: HeldOut::Nothing,
+                parameters: serde_json::Map::new(),
+                seed: 0,
+                limits: std::collections::BTreeMap::new(),
+                lane: Lane::Fused,
+                priority: Priority::Low,
+            },
             init_adapter: None,
         };
         let job = state.submit(tenant, None, &spec.into()).unwrap().jobs[0];

@@ -87,7 +87,7 @@ pub(crate) fn decide(office: &mut Office<'_>, account: &Account, post: &Post, fa
     let broken = |error| (Verdict { status: Status::Broken(error), kept: left(post.folder.dir()) }, Some(INTERNAL));
     let (verdict, failed) = fared.and_then(|fared| judge(office, account, post, fared)).unwrap_or_else(broken);
     // What the host failed and runs again has not failed yet.
-    let failed = failed.filter(|_| !matches!(account.again, Again::Attempt(_)) || !matches!(verdict.status, Status::Broken(_)));
+    let failed = failed.filter(|_| account.again != Again::Attempt || !matches!(verdict.status, Status::Broken(_)));
     match failed.map(|code| office.books.fail(account, code)) {
         Some(Err(error)) if !matches!(verdict.status, Status::Broken(_)) => broken(error).0,
         // One failure of ours is told, the first.

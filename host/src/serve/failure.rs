@@ -61,7 +61,7 @@ impl From<StateError> for Failure {
             StateError::Quota { .. } => Code::QuotaExceeded,
             StateError::Sweep { .. } => Code::TooLarge,
             StateError::Full => Code::StorageFull,
-            StateError::ReadOnly | StateError::Broken(_) => Code::Unavailable,
+            StateError::ReadOnly | StateError::Broken(_) | StateError::Unwritten(_) => Code::Unavailable,
             _ => return Self::ours(error.into()),
         };
         Self::new(code, error.to_string())

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::service::App;
+use super::service::{App, Service};
 
 /// How often it is looked whether a token was revoked or a tenant disabled, which an operator does in another process, and whether a job was deleted.
 const LOOK: Duration = Duration::from_secs(1);
@@ -12,7 +12,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// After how long what failed is tried again.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// How often blobs that nothing refers to are removed.
+/// How often blobs are looked for that nothing refers to, since a crash left them, and uploads that nobody goes on with.
 const COLLECT: Duration = Duration::from_secs(3600);
 
 /// Keeps house until the process ends.
@@ -33,15 +33,25 @@ pub(super) async fn keep(app: App) {
 }
 
 /// Deletes what is left of jobs that their owners deleted, until the process ends; also of those of before it was started. The database is left to
-/// others for as long as it was held.
+/// others for as long as it was held. Contents that were kept and that no row came to refer to go on the way; and
+/// where the disk refused what was to be written, it is tried whether it still does.
 pub(super) async fn clear(app: App) {
     loop {
         let began = Instant::now();
-        let pause = match app.blocking(|service| Ok(service.state.delete_piece()?)).await {
-            Ok(true) => began.elapsed(),
-            Ok(false) => LOOK,
+        let clear = |service: &Service| {
+            if service.state.try_again().is_err() {
+                // Said already.
+                return Ok(None);
+            }
+            service.state.sweep()?;
+            Ok(Some(service.state.delete_piece()?))
+        };
+        let pause = match app.blocking(clear).await {
+            Ok(Some(true)) => began.elapsed(),
+            Ok(Some(false)) => LOOK,
+            Ok(None) => AGAIN,
             Err(failure) => {
-                tracing::warn!(?failure, "what is left of deleted jobs could not be removed; it is tried again");
+                tracing::warn!(?failure, "what is left of what was deleted could not be removed; it is tried again");
                 AGAIN
             }
         };

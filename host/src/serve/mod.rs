@@ -76,6 +76,10 @@ pub fn serve(store: Store, surroundings: &Surroundings, data_dir: &Path, args: &
         let _on = floor_threads.enter();
         Floor::of_service((store, state, data_dir), surroundings, &settings.floor, settings.sandbox)?
     };
+    if let Some(floor) = &floor {
+        // All of the ledger was read and checked for the floor.
+        app.follow(floor.follower()?);
+    }
     // Scripts wait for this line: all that could still refuse has been opened.
     writeln!(out, "listening on {}", bound.url()).and_then(|()| out.flush()).context("writing to standard output")?;
     runtime.block_on(async {

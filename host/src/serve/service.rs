@@ -2,7 +2,7 @@
 //!
 //! Holds no request's data.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -143,6 +143,11 @@ impl App {
             bars,
             closing: watch::Sender::new(false),
         })))
+    }
+
+    /// Reads the ledger on from where somebody has read it to.
+    pub(super) fn follow(&self, follower: Follower) {
+        *self.ledger.lock().unwrap_or_else(PoisonError::into_inner) = follower;
     }
 
     /// Runs what reads or writes a disk away from the threads that answer requests.

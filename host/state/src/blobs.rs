@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 use crate::access::Access;
 use crate::database::lock;
 use crate::error::{Result, StateError};
-use crate::partial::FOLDER;
+use crate::partial::{self, FOLDER, Partials};
 use crate::place::{Place, Whole};
 use crate::room::{Measure, Rooms, Share};
 
@@ -22,16 +22,45 @@ const TMP: &str = "tmp";
 const BLOBS: &str = "blobs";
 const WRITING: &str = "writing a blob";
 
-/// Blobs that are referred to, or about to be, by how many.
-pub(crate) type Pins = Arc<Mutex<BTreeMap<Digest, usize>>>;
+/// What stands between a blob and its removal.
+pub(crate) type Pins = Arc<Mutex<Pinned>>;
+
+/// Blobs that somebody is about to refer to, and those that may be nobody's.
+#[derive(Debug, Default)]
+pub(crate) struct Pinned {
+    /// By how many.
+    held: BTreeMap<Digest, usize>,
+    /// Let go since it was looked last whether a row refers to them: see [`State::sweep`](crate::State::sweep).
+    pub(crate) loose: BTreeSet<Digest>,
+}
+
+impl Pinned {
+    pub(crate) fn is_held(&self, digest: Digest) -> bool {
+        self.held.contains_key(&digest)
+    }
+
+    fn hold(&mut self, digest: Digest) {
+        *self.held.entry(digest).or_default() += 1;
+    }
+
+    fn let_go(&mut self, digest: Digest) {
+        if let Some(count) = self.held.get_mut(&digest) {
+            *count -= 1;
+            if *count == 0 {
+                self.held.remove(&digest);
+                // Whether it was referred to is known by the rows alone.
+                self.loose.insert(digest);
+            }
+        }
+    }
+}
 
 /// The folder of blobs.
 pub(crate) struct Blobs {
     pub(crate) dir: Dir,
-    access: Access,
+    pub(crate) access: Access,
     next: AtomicU64,
-    /// Uploads that may be gone on with and are under way.
-    pub(crate) busy: Mutex<BTreeSet<String>>,
+    pub(crate) partials: Partials,
     pub(crate) pins: Pins,
     pub(crate) rooms: Rooms,
 }
@@ -74,13 +103,7 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        let mut pins = lock(&self.pins);
-        if let Some(count) = pins.get_mut(&self.digest) {
-            *count -= 1;
-            if *count == 0 {
-                pins.remove(&self.digest);
-            }
-        }
+        lock(&self.pins).let_go(self.digest);
     }
 }
 
@@ -95,7 +118,8 @@ impl Blobs {
             }
             dir.create_dir(TMP).map_err(&failed)?;
         }
-        Ok(Self { dir, access, next: AtomicU64::new(0), busy: Mutex::default(), pins: Pins::default(), rooms: Rooms::default() })
+        let partials = Mutex::new(partial::list(&dir)?);
+        Ok(Self { dir, access, next: AtomicU64::new(0), partials, pins: Pins::default(), rooms: Rooms::default() })
     }
 
     pub(crate) fn stage(self: &Arc<Self>, bytes_max: u64) -> Result<Staged<'_>> {
@@ -111,7 +135,7 @@ impl Blobs {
     /// Puts a file that is on the disk in place under its digest, for good.
     pub(crate) fn keep(&self, name: &str, (digest, bytes): (Digest, u64)) -> Result<Kept> {
         // Pinned from here on, so that nobody waits for the lock while the disk works; dropped by an error, it is not any more.
-        *lock(&self.pins).entry(digest).or_default() += 1;
+        lock(&self.pins).hold(digest);
         let kept = Kept { digest, bytes, pins: self.pins.clone(), share: None };
         let place = blob_path(digest);
         let folder = place.rsplit_once('/').map_or(BLOBS, |(folder, _)| folder);
@@ -152,7 +176,7 @@ impl Blobs {
         list().map_err(StateError::file("listing the blobs"))
     }
 
-    /// Hold the pins.
+    /// Hold the pins, so that nobody finds a blob in its place that is about to go.
     pub(crate) fn remove(&self, digest: Digest) -> Result<()> {
         match self.dir.remove_file(blob_path(digest)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StateError::file("removing a blob")(error)),
@@ -250,7 +274,7 @@ impl Write for Staged<'_> {
         self.place.share.iter_mut().for_each(|share| share.give_back(rest));
         let count = written?;
         self.hash.update(content.get(..count).unwrap_or(content));
-        self.place.bytes += count as u64;
+        self.place.grow(count as u64);
         Ok(count)
     }
 

@@ -30,6 +30,8 @@ pub(crate) struct Database {
     door: Mutex<Option<Connection>>,
     /// Whether it was seen to be broken.
     is_broken: AtomicBool,
+    /// Whether the disk refused to write it, and is not said to be full.
+    is_refused: AtomicBool,
 }
 
 #[derive(Default)]
@@ -49,7 +51,8 @@ impl Database {
         let mut writer = connect(path)?;
         migrate::migrate(&mut writer, alone)?;
         let (writer, readers, door) = (Mutex::new(writer), Mutex::default(), Mutex::default());
-        Ok(Self { path: path.to_owned(), writer, readers, returned: Condvar::new(), door, is_broken: AtomicBool::new(false) })
+        let (is_broken, is_refused) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { path: path.to_owned(), writer, readers, returned: Condvar::new(), door, is_broken, is_refused })
     }
 
     /// One transaction that may write. Committed where `work` gives a value, rolled back where it gives an error.
@@ -64,17 +67,37 @@ impl Database {
         self.noted(work())
     }
 
+    /// Whether the disk refused what was to be written, and is not said to be full, and was not seen to take anything since.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.is_refused.load(Relaxed)
+    }
+
+    /// Tries to write something, though nothing changes by it. A row that is given what it has would not be written.
+    pub(crate) fn try_again(&self) -> Result<()> {
+        self.write(|transaction| {
+            let same: i64 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
+            Ok(transaction.pragma_update(None, "user_version", same)?)
+        })?;
+        self.is_refused.store(false, Relaxed);
+        tracing::info!("the state's database is written again");
+        Ok(())
+    }
+
     /// Whether it was seen to be broken since it was opened.
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken.load(Relaxed)
     }
 
-    /// The first time that it is seen to be broken it is said, and not with every request that meets it.
+    /// The first time that it is seen to be broken, or not to be written, it is said, and not with every request that meets it.
     fn noted<T>(&self, done: Result<T>) -> Result<T> {
-        if let Err(StateError::Broken(source)) = &done
-            && !self.is_broken.swap(true, Relaxed)
-        {
-            tracing::error!("the state's database is broken, and the service stands still: {source}");
+        match &done {
+            Err(StateError::Broken(source)) if !self.is_broken.swap(true, Relaxed) => {
+                tracing::error!("the state's database is broken, and the service stands still: {source}");
+            }
+            Err(error @ StateError::Unwritten(source)) if !self.is_refused.swap(true, Relaxed) => {
+                tracing::error!("{error}: {source}; it is tried again until it can be");
+            }
+            _ => {}
         }
         done
     }

@@ -88,6 +88,9 @@ pub enum StateError {
     /// The database cannot be read, or what it holds is none. Nothing that is tried again puts that right.
     #[error("the state's database is broken: expected it to be brought back, or put right, while the service does not run")]
     Broken(#[source] rusqlite::Error),
+    /// The disk refuses what is written, and is not said to be full. Nothing was changed, and it may go well later.
+    #[error("the state's database cannot be written: the disk refuses it with an I/O error; nothing was changed")]
+    Unwritten(#[source] rusqlite::Error),
     /// Whatever else SQLite says.
     #[error("the state's database failed")]
     Database(#[source] rusqlite::Error),
@@ -123,11 +126,7 @@ impl StateError {
     /// Whether the disk takes no writes: what failed can be done again once it does.
     #[must_use]
     pub fn is_disk(&self) -> bool {
-        match self {
-            Self::Full | Self::ReadOnly => true,
-            Self::Database(error) => extended(error).is_some_and(|code| UNWRITTEN.contains(&code)),
-            _ => false,
-        }
+        matches!(self, Self::Full | Self::ReadOnly | Self::Unwritten(_))
     }
 
     pub(crate) fn file(what: &'static str) -> impl Fn(io::Error) -> Self {
@@ -167,6 +166,7 @@ impl From<rusqlite::Error> for StateError {
             Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => Self::ReadOnly,
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Broken(error),
             _ if extended(&error).is_some_and(|code| UNREAD.contains(&code)) => Self::Broken(error),
+            _ if extended(&error).is_some_and(|code| UNWRITTEN.contains(&code)) => Self::Unwritten(error),
             _ => Self::Database(error),
         }
     }
@@ -188,8 +188,12 @@ mod tests {
     #[test]
     fn what_cannot_be_written_is_the_disks_and_what_cannot_be_read_is_broken() {
         let of = |code| StateError::from(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None));
-        for code in UNWRITTEN.into_iter().chain([ffi::SQLITE_FULL, ffi::SQLITE_READONLY, ffi::SQLITE_READONLY_DIRECTORY]) {
+        for code in [ffi::SQLITE_FULL, ffi::SQLITE_READONLY, ffi::SQLITE_READONLY_DIRECTORY] {
             assert!(of(code).is_disk(), "{code}");
+        }
+        for code in UNWRITTEN {
+            let error = of(code);
+            assert!(error.is_disk() && !error.is_refusal() && !error.to_string().contains("full"), "{code}: {error}");
         }
         for code in UNREAD.into_iter().chain([ffi::SQLITE_CORRUPT, ffi::SQLITE_CORRUPT_INDEX, ffi::SQLITE_NOTADB]) {
             assert!(matches!(of(code), StateError::Broken(_)) && !of(code).is_disk() && !of(code).is_refusal(), "{code}");

@@ -1,13 +1,14 @@
 //! Whether what is on the disk agrees with itself: database, rows, blobs.
 //!
-//! Changes nothing. What nothing refers to is no fault: `gc` removes it. Nor is what is left of a deleted job: it goes piece by piece.
+//! Changes nothing. What nothing refers to is no fault: it goes with the last row that does, and `gc` removes what a crash left of that.
+//! Nor is what is left of a deleted job: it goes piece by piece.
 
 use std::fmt;
 
 use nodus_protocol::Digest;
 use rusqlite::Transaction;
 
-use crate::error::Result;
+use crate::error::{Result, StateError};
 use crate::state::State;
 
 /// How deep it looks.
@@ -62,7 +63,7 @@ impl fmt::Display for Fault {
 }
 
 /// What must find nothing, and what it means where it does.
-const CONTRADICTIONS: [(&str, &str); 7] = [
+const CONTRADICTIONS: [(&str, &str); 9] = [
     (
         "SELECT hex(id) FROM cohorts WHERE events != ifnull((SELECT max(position) FROM events WHERE cohort = number), 0)
         AND (thinned = 0 OR events < (SELECT max(position) FROM events WHERE cohort = number))",
@@ -89,6 +90,25 @@ const CONTRADICTIONS: [(&str, &str); 7] = [
         "SELECT name FROM tenants WHERE device_ms < (SELECT ifnull(sum(device_ms), 0) FROM jobs WHERE tenant = tenants.id)",
         "a tenant was charged less than its jobs",
     ),
+    (
+        "SELECT name FROM tenants WHERE stored_bytes != (SELECT ifnull(sum(bytes), 0) FROM blobs WHERE digest IN (
+                SELECT item_files.digest FROM items JOIN item_files ON item = items.id WHERE tenant = tenants.id
+                UNION SELECT inputs.digest FROM jobs JOIN inputs ON job = number WHERE tenant = tenants.id
+                UNION SELECT artifacts.digest FROM jobs JOIN artifacts ON job = number WHERE tenant = tenants.id))
+            + (SELECT ifnull(sum(octet_length(spec)), 0) FROM jobs JOIN specs ON job = number WHERE tenant = tenants.id)
+            + (SELECT ifnull(sum(octet_length(spec)), 0) FROM cohorts JOIN common_specs ON cohort = number WHERE tenant = tenants.id)
+            + (SELECT ifnull(sum(told_bytes + ifnull(octet_length(receipt), 0)), 0) FROM jobs WHERE tenant = tenants.id AND leaving = 0)",
+        "a tenant stores other bytes than are counted",
+    ),
+    (
+        "SELECT hex(digest) FROM (
+            SELECT tenant, digest, count(*) AS found FROM (
+                SELECT tenant, item_files.digest FROM items JOIN item_files ON item = items.id WHERE tenant IS NOT NULL
+                UNION ALL SELECT tenant, digest FROM jobs JOIN inputs ON job = number
+                UNION ALL SELECT tenant, digest FROM jobs JOIN artifacts ON job = number)
+            GROUP BY tenant, digest) AS named FULL JOIN holdings USING (tenant, digest) WHERE found IS NOT times",
+        "a content is referred to another number of times than is counted",
+    ),
 ];
 
 impl State {
@@ -105,25 +125,31 @@ impl State {
             faults.dedup();
             Ok((faults, blobs))
         })?;
-        let there = self.blobs.all()?;
+        let (there, mut missing) = (self.blobs.all()?, Vec::new());
         for (digest, expected) in rows {
             match there.get(&digest) {
-                None => faults.push(Fault::Missing(digest)),
+                None => missing.push(digest),
                 Some(&found) if found != expected => faults.push(Fault::Length { digest, found, expected }),
-                Some(_) if depth == Depth::Contents => {
-                    let found = self.blobs.digest_now(digest)?;
-                    if found != digest {
-                        faults.push(Fault::Content { digest, found });
-                    }
-                }
+                Some(_) if depth == Depth::Contents => match self.blobs.digest_now(digest) {
+                    Ok(found) if found != digest => faults.push(Fault::Content { digest, found }),
+                    Err(StateError::Damaged(_)) => missing.push(digest),
+                    looked => drop(looked?),
+                },
                 Some(_) => {}
+            }
+        }
+        // What nobody refers to by now was let go meanwhile, beside a running service.
+        for digest in missing {
+            if self.is_named(digest)? {
+                faults.push(Fault::Missing(digest));
             }
         }
         Ok(faults)
     }
 }
 
-fn rows_agree(view: &Transaction<'_>) -> Result<Vec<Fault>> {
+/// Whether the rows do.
+pub(crate) fn rows_agree(view: &Transaction<'_>) -> Result<Vec<Fault>> {
     let mut faults = Vec::new();
     let texts = |select: &str| -> Result<Vec<String>> {
         let mut statement = view.prepare(select)?;

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::blobs::{Kept, Staged};
 use crate::error::{Result, StateError};
+use crate::gc::unnamed;
 use crate::ids::TenantId;
 use crate::quota::within;
 use crate::state::{State, now_ms};
@@ -209,19 +210,28 @@ impl State {
             Reference::Name(name) => ("name", Some(name), None),
             Reference::Digest(digest) => ("digest", None, Some(digest_sql(*digest))),
         };
-        let delete = format!("DELETE FROM items WHERE kind = ?1 AND ifnull(tenant, 0) = ifnull(?2, 0) AND {column} = ifnull(?3, ?4)");
-        self.database.write(|transaction| match transaction.execute(&delete, (kind, of.id(), name, digest))? {
-            0 => Err(StateError::NotFound(what(kind))),
-            _ => Ok(()),
-        })
+        let own = format!("kind = ?1 AND ifnull(tenant, 0) = ifnull(?2, 0) AND {column} = ifnull(?3, ?4)");
+        let gone = self.database.write(|transaction| {
+            let select = format!("SELECT digest FROM item_files WHERE item IN (SELECT id FROM items WHERE {own})");
+            let contents = contents(transaction, &select, (kind, of.id(), name, digest))?;
+            match transaction.execute(&format!("DELETE FROM items WHERE {own}"), (kind, of.id(), name, digest))? {
+                0 => Err(StateError::NotFound(what(kind))),
+                _ => unnamed(transaction, contents),
+            }
+        })?;
+        self.let_go(gone);
+        Ok(())
     }
 
     /// The content of a file that a row named, as it is there: whoever makes a result of it checks the digest.
     ///
     /// # Errors
-    /// It is not there: the state is damaged.
+    /// Its owner has let it go meanwhile; it is not there: the state is damaged.
     pub fn open_file(&self, file: &FileRef) -> Result<cap_std::fs::File> {
-        self.blobs.read(file.digest)
+        match self.blobs.read(file.digest) {
+            Err(StateError::Damaged(_)) if !self.is_named(file.digest)? => Err(StateError::NotFound("file")),
+            opened => opened,
+        }
     }
 
     /// The whole content of a file that a row named, and nothing else than that.
@@ -255,7 +265,13 @@ pub(crate) fn add(transaction: &Transaction<'_>, new: &NewItem<'_>) -> Result<(I
     Ok((item, there.is_none()))
 }
 
-/// Forgets the adapters of a tenant that none of its jobs starts from.
+/// Digests that a query gives.
+pub(crate) fn contents(view: &Transaction<'_>, select: &str, values: impl rusqlite::Params) -> Result<Vec<Digest>> {
+    let mut statement = view.prepare_cached(select)?;
+    Ok(statement.query_map(values, |row| row.get(0).map(Digest::from_bytes))?.collect::<rusqlite::Result<_>>()?)
+}
+
+/// Forgets the adapters of a tenant that none of its jobs starts from: what they are of, some job was given.
 pub(crate) fn forget_adapters(transaction: &Transaction<'_>, of: TenantId) -> Result<()> {
     let delete = "DELETE FROM items WHERE kind = 'adapter' AND tenant = ?1 AND EXISTS (SELECT 1 FROM item_files WHERE item = items.id
          AND NOT EXISTS (SELECT 1 FROM inputs JOIN jobs ON job = number

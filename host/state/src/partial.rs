@@ -2,11 +2,12 @@
 //!
 //! Never takes one for its content before the digest is right, shows none to another tenant, and forgets them after a day.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read as _};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use cap_std::fs::OpenOptions;
+use cap_std::fs::{Dir, OpenOptions};
 use nodus_protocol::Digest;
 use sha2::{Digest as _, Sha256};
 
@@ -20,6 +21,17 @@ use crate::state::State;
 use crate::tenants::tenant;
 use crate::usage::stored_bytes;
 
+/// What came so far of each, by its file: what is in the folder, which is listed once.
+pub(crate) type Partials = Mutex<BTreeMap<String, Partial>>;
+
+/// An upload that may be gone on with.
+#[derive(Debug, Default)]
+pub(crate) struct Partial {
+    pub(crate) bytes: u64,
+    /// Whether it is under way, so that nobody else may go on with it.
+    pub(crate) is_busy: bool,
+}
+
 /// The folder of what came so far.
 pub(crate) const FOLDER: &str = "partial";
 /// Unfinished uploads of one tenant.
@@ -27,12 +39,31 @@ const OF_ONE_MAX: usize = 8;
 /// How long one is kept.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
 
+/// What the names of a tenant's files begin with.
 fn prefix(of: TenantId) -> String {
-    format!("{}-", of.number())
+    format!("{FOLDER}/{}-", of.number())
 }
 
 fn place(of: TenantId, digest: Digest) -> String {
-    format!("{FOLDER}/{}{}", prefix(of), digest.hex())
+    format!("{}{}", prefix(of), digest.hex())
+}
+
+/// What is in the folder; nothing where nobody has served from this one yet.
+pub(crate) fn list(dir: &Dir) -> Result<BTreeMap<String, Partial>> {
+    let list = || -> io::Result<_> {
+        let mut found = BTreeMap::new();
+        for entry in dir.read_dir(FOLDER)? {
+            let entry = entry?;
+            // One that is done meanwhile, beside a running service, is no longer one.
+            let bytes = entry.metadata().map_or(0, |about| about.len());
+            found.insert(format!("{FOLDER}/{}", entry.file_name().to_string_lossy()), Partial { bytes, is_busy: false });
+        }
+        Ok(found)
+    };
+    match list() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+        found => found.map_err(StateError::file("listing uploads that broke off")),
+    }
 }
 
 impl State {
@@ -55,14 +86,16 @@ impl State {
     pub fn drop_upload(&self, of: TenantId, digest: Digest) -> Result<()> {
         let name = place(of, digest);
         // Held, so that nobody goes on with it meanwhile.
-        let busy = lock(&self.blobs.busy);
-        if busy.contains(&name) {
+        let mut partials = lock(&self.blobs.partials);
+        if partials.get(&name).is_some_and(|partial| partial.is_busy) {
             return Err(StateError::Upload("it is being uploaded, expected one that broke off".to_owned()));
         }
-        self.blobs.dir.remove_file(name).map_err(|error| match error.kind() {
+        self.blobs.dir.remove_file(&name).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => StateError::NotFound("upload"),
             _ => StateError::file("dropping an upload that broke off")(error),
-        })
+        })?;
+        partials.remove(&name);
+        Ok(())
     }
 
     /// Begins an upload of a content of this digest, or goes on with it: `offset` bytes are there. What is dropped before
@@ -77,7 +110,7 @@ impl State {
         if there != offset {
             return Err(StateError::Upload(format!("{there} bytes of it are there, expected to go on at {there} and not at {offset}")));
         }
-        if offset == 0 && self.blobs.unfinished(of)? >= OF_ONE_MAX {
+        if offset == 0 && self.blobs.unfinished(of) >= OF_ONE_MAX {
             return Err(StateError::Upload(format!(
                 "{OF_ONE_MAX} uploads of yours are unfinished, expected one of them to be finished or dropped first"
             )));
@@ -101,38 +134,10 @@ impl State {
     fn share(&self, of: TenantId, (there, name): (u64, Option<String>)) -> Result<(Share, Measure<'_>)> {
         let bound = self.database.read(|view| Ok(tenant(view, of)?.quota.stored_bytes))?;
         let measure: Measure<'_> = Box::new(move || {
-            let busy = self.blobs.busy.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let broken_off = self.partial_bytes(of, |file| Some(file) != name.as_deref() && !busy.contains(file))?;
+            let broken_off = self.blobs.partial_bytes(of, |file, partial| !partial.is_busy && Some(file) != name.as_ref());
             Ok(self.database.read(|view| stored_bytes(view, of))?.saturating_add(broken_off))
         });
         Share::begin(&self.blobs.rooms, (of, bound), there, &measure).map(|share| (share, measure))
-    }
-
-    /// What came so far of all uploads of a tenant that broke off, or are under way.
-    pub(crate) fn unfinished_bytes(&self, of: TenantId) -> Result<u64> {
-        self.partial_bytes(of, |_| true)
-    }
-
-    /// The same of those files that are asked for.
-    fn partial_bytes(&self, of: TenantId, counts: impl Fn(&str) -> bool) -> Result<u64> {
-        let sum = || -> io::Result<u64> {
-            let prefix = prefix(of);
-            let mut sum = 0;
-            for entry in self.blobs.dir.read_dir(FOLDER)? {
-                let entry = entry?;
-                let name = entry.file_name().to_string_lossy().into_owned();
-                if name.starts_with(&prefix) && counts(&format!("{FOLDER}/{name}")) {
-                    // One that is done meanwhile is no longer one.
-                    sum += entry.metadata().map_or(0, |about| about.len());
-                }
-            }
-            Ok(sum)
-        };
-        match sum() {
-            // Nobody has served from this folder yet.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
-            sum => sum.map_err(StateError::file("measuring uploads that broke off")),
-        }
     }
 
     /// Forgets uploads that nobody went on with for a day; how many.
@@ -146,8 +151,10 @@ impl State {
                 let entry = entry?;
                 let age = SystemTime::now().duration_since(entry.metadata()?.modified()?.into_std()).unwrap_or_default();
                 let name = format!("{FOLDER}/{}", entry.file_name().to_string_lossy());
-                if age > KEPT && !self.blobs.busy.lock().unwrap_or_else(PoisonError::into_inner).contains(&name) {
-                    self.blobs.dir.remove_file(name)?;
+                let mut partials = lock(&self.blobs.partials);
+                if age > KEPT && !partials.get(&name).is_some_and(|partial| partial.is_busy) {
+                    self.blobs.dir.remove_file(&name)?;
+                    partials.remove(&name);
                     count += 1;
                 }
             }
@@ -157,13 +164,31 @@ impl State {
     }
 }
 
+/// One is not under way any more.
+pub(crate) fn leave(partials: &mut BTreeMap<String, Partial>, name: &str, is_gone: bool) {
+    if is_gone {
+        partials.remove(name);
+    } else if let Some(partial) = partials.get_mut(name) {
+        partial.is_busy = false;
+    }
+}
+
 impl Blobs {
-    fn unfinished(&self, of: TenantId) -> Result<usize> {
+    /// What came so far of all uploads of a tenant that broke off, or are under way and can.
+    pub(crate) fn unfinished_bytes(&self, of: TenantId) -> u64 {
+        self.partial_bytes(of, |_, _| true)
+    }
+
+    /// The same of those that are asked for.
+    fn partial_bytes(&self, of: TenantId, counts: impl Fn(&String, &Partial) -> bool) -> u64 {
+        let (prefix, partials) = (prefix(of), lock(&self.partials));
+        let own = partials.range(prefix.clone()..).take_while(|(name, _)| name.starts_with(&prefix));
+        own.filter(|(name, partial)| counts(name, partial)).map(|(_, partial)| partial.bytes).sum()
+    }
+
+    fn unfinished(&self, of: TenantId) -> usize {
         let prefix = prefix(of);
-        let names =
-            self.dir.read_dir(FOLDER).and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>());
-        let names = names.map_err(StateError::file("listing uploads that broke off"))?;
-        Ok(names.iter().filter(|name| name.to_string_lossy().starts_with(&prefix)).count())
+        lock(&self.partials).range(prefix.clone()..).take_while(|(name, _)| name.starts_with(&prefix)).count()
     }
 
     fn resume<'a>(
@@ -172,7 +197,7 @@ impl Blobs {
         expected: Digest,
         (bytes_max, (share, measure)): (u64, (Share, Measure<'a>)),
     ) -> Result<Staged<'a>> {
-        if !self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone()) {
+        if std::mem::replace(&mut lock(&self.partials).entry(name.clone()).or_default().is_busy, true) {
             return Err(StateError::Upload("it is being uploaded, expected one upload of a content at a time".to_owned()));
         }
         let open = || -> io::Result<(cap_std::fs::File, Sha256, u64)> {
@@ -188,16 +213,15 @@ impl Blobs {
                 }
             }
         };
-        match open() {
-            Ok((file, hash, bytes)) => {
-                let mut place = Place::new(self, name);
-                (place.bytes, place.share, place.is_busy, place.stays) = (bytes, Some(share), true, true);
-                Ok(Staged { place, file, hash, bytes_max, measure: Some(measure), expected: Some(expected) })
-            }
-            Err(error) => {
-                self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
-                Err(StateError::file("opening an upload that broke off")(error))
-            }
-        }
+        let (file, hash, bytes) = open().map_err(|error| {
+            let mut partials = lock(&self.partials);
+            let is_gone = partials.get(&name).is_some_and(|partial| partial.bytes == 0);
+            leave(&mut partials, &name, is_gone);
+            StateError::file("opening an upload that broke off")(error)
+        })?;
+        let mut place = Place::new(self, name.clone());
+        (place.share, place.is_busy, place.stays) = (Some(share), true, true);
+        place.grow(bytes);
+        Ok(Staged { place, file, hash, bytes_max, measure: Some(measure), expected: Some(expected) })
     }
 }

@@ -11,6 +11,7 @@ use nodus_protocol::Digest;
 use crate::blobs::{Blobs, Kept};
 use crate::database::lock;
 use crate::error::{Result, StateError};
+use crate::partial;
 use crate::room::Share;
 
 /// The file of an upload. Dropped, it is gone, unless it may be gone on with ([`State::resume`](crate::State::resume)).
@@ -34,22 +35,32 @@ impl Place {
     pub(crate) fn open(&self) -> Result<File> {
         self.blobs.dir.open(&self.name).map_err(StateError::file("reading what was uploaded"))
     }
+
+    /// So many bytes more are there.
+    pub(crate) fn grow(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        if self.is_busy {
+            lock(&self.blobs.partials).entry(self.name.clone()).or_default().bytes = self.bytes;
+        }
+    }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if self.is_busy {
-            lock(&self.blobs.busy).remove(&self.name);
-        }
-        if self.stays && self.bytes > 0 {
+        let stays = self.stays && self.bytes > 0;
+        if stays {
             self.share.iter_mut().for_each(Share::stay);
-            return;
         }
-        match self.blobs.dir.remove_file(&self.name) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%error, "a temporary file stays behind until the next start");
-            }
-            _ => {}
+        let is_gone = !stays
+            && match self.blobs.dir.remove_file(&self.name) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(%error, "a temporary file stays behind until the next start");
+                    false
+                }
+                _ => true,
+            };
+        if self.is_busy {
+            partial::leave(&mut lock(&self.blobs.partials), &self.name, is_gone);
         }
     }
 }

@@ -34,6 +34,29 @@ pub enum HeldOut {
     Data(Named),
 }
 
+/// What the members of a sweep have in common.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Common {
+    /// What runs.
+    pub component: Named,
+    /// The frozen model.
+    pub model: Named,
+    /// What they train on.
+    pub data: Named,
+    /// What they may evaluate on.
+    pub held_out: HeldOut,
+    /// The parameters that are not swept, keys sorted at every depth; of one job all of them.
+    pub parameters: Map<String, Value>,
+    /// Of everything random in them.
+    pub seed: u64,
+    /// All limits, by name.
+    pub limits: BTreeMap<String, u64>,
+    /// How they share the device.
+    pub lane: Lane,
+    /// Who goes first.
+    pub priority: Priority,
+}
+
 /// What a job is made of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobSpec {
@@ -41,24 +64,9 @@ pub struct JobSpec {
     pub name: String,
     /// The swept parameters.
     pub varied: Map<String, Value>,
-    /// What runs.
-    pub component: Named,
-    /// The frozen model.
-    pub model: Named,
-    /// What it trains on.
-    pub data: Named,
-    /// What it may evaluate on.
-    pub held_out: HeldOut,
-    /// The job's parameters, the swept ones among them, keys sorted at every depth.
-    pub parameters: Map<String, Value>,
-    /// Of everything random in it.
-    pub seed: u64,
-    /// All limits, by name.
-    pub limits: BTreeMap<String, u64>,
-    /// How it shares the device.
-    pub lane: Lane,
-    /// Who goes first.
-    pub priority: Priority,
+    /// What it would have in common with others, with what it has of its own in it.
+    #[serde(flatten)]
+    pub common: Common,
     /// The adapter that it starts from.
     pub init_adapter: Option<Digest>,
 }

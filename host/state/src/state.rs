@@ -70,6 +70,20 @@ impl State {
         self.database.is_broken()
     }
 
+    /// Whether the disk refused what was to be written, by an I/O error: it may go well later, and loses nothing meanwhile.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        self.database.is_refused()
+    }
+
+    /// Where the disk refused what was to be written: tries to write something, so that it is known when it can be.
+    ///
+    /// # Errors
+    /// It still does.
+    pub fn try_again(&self) -> Result<()> {
+        if self.is_refused() { self.database.try_again() } else { Ok(()) }
+    }
+
     /// Whether the database can be read.
     ///
     /// # Errors

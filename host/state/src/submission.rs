@@ -9,31 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error::Result;
-use crate::spec::{HeldOut, JobSpec, Named};
-use crate::words::{Lane, Priority};
-
-/// What all members have in common.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Common {
-    /// What runs.
-    pub component: Named,
-    /// The frozen model.
-    pub model: Named,
-    /// What they train on.
-    pub data: Named,
-    /// What they may evaluate on.
-    pub held_out: HeldOut,
-    /// The parameters that are not swept.
-    pub parameters: Map<String, Value>,
-    /// Of everything random in them.
-    pub seed: u64,
-    /// All limits, by name.
-    pub limits: BTreeMap<String, u64>,
-    /// How they share the device.
-    pub lane: Lane,
-    /// Who goes first.
-    pub priority: Priority,
-}
+use crate::spec::{Common, JobSpec};
 
 /// What one member has of its own.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -68,13 +44,12 @@ pub struct Submission {
 impl Common {
     /// The whole of a job.
     #[must_use]
-    pub fn with(self, member: Member) -> JobSpec {
-        let Self { component, model, data, held_out, mut parameters, seed, mut limits, lane, priority } = self;
-        let Member { name, varied, parameters: own, limits: own_limits, init_adapter } = member;
-        parameters.extend(varied.clone().into_iter().chain(own));
-        parameters.sort_keys();
-        limits.extend(own_limits);
-        JobSpec { name, varied, component, model, data, held_out, parameters, seed, limits, lane, priority, init_adapter }
+    pub fn with(mut self, member: Member) -> JobSpec {
+        let Member { name, varied, parameters, limits, init_adapter } = member;
+        self.parameters.extend(varied.clone().into_iter().chain(parameters));
+        self.parameters.sort_keys();
+        self.limits.extend(limits);
+        JobSpec { name, varied, common: self, init_adapter }
     }
 }
 
@@ -88,9 +63,8 @@ impl Member {
 impl From<JobSpec> for Submission {
     /// One job.
     fn from(spec: JobSpec) -> Self {
-        let JobSpec { name, varied, component, model, data, held_out, mut parameters, seed, limits, lane, priority, init_adapter } = spec;
-        parameters.retain(|key, value| varied.get(key) != Some(value));
-        let common = Common { component, model, data, held_out, parameters, seed, limits, lane, priority };
+        let JobSpec { name, varied, mut common, init_adapter } = spec;
+        common.parameters.retain(|key, value| varied.get(key) != Some(value));
         Self { common, members: vec![Member { name, varied, init_adapter, ..Member::default() }] }
     }
 }
@@ -137,8 +111,11 @@ mod tests {
         };
         let expected = JobSpec {
             varied: object(&json!({ "lr": "x" })),
-            parameters: object(&json!({"a": {"b": 1}, "lr": "y", "rank": 8})),
-            limits: [("wall-ms".to_owned(), 8)].into(),
+            common: crate::Common {
+                parameters: object(&json!({"a": {"b": 1}, "lr": "y", "rank": 8})),
+                limits: [("wall-ms".to_owned(), 8)].into(),
+                ..job.common.clone()
+            },
             ..job
         };
         assert_eq!(common.with(other), expected);

@@ -33,11 +33,10 @@ impl State {
     /// # Errors
     /// The tenant's quota `stored-bytes` has no room for them; the claim is stale.
     pub fn grant(&self, claim: &Claim, needed: u64, most: u64) -> Result<u64> {
-        let of = self.database.read(|view| Ok(holder(view, claim)?.tenant))?;
-        let unfinished = self.unfinished_bytes(of)?;
         self.database.read(|view| {
+            let of = holder(view, claim)?.tenant;
             let Some(bound) = tenant(view, of)?.quota.stored_bytes else { return Ok(needed.max(most)) };
-            let used = stored_bytes(view, of)?.saturating_add(unfinished);
+            let used = stored_bytes(view, of)?.saturating_add(self.blobs.unfinished_bytes(of));
             within("stored-bytes", Some(bound), used, needed)?;
             Ok(bound.saturating_sub(used).min(needed.max(most)))
         })

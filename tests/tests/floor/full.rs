@@ -81,13 +81,22 @@ fn a_job_waits_for_the_disk_for_as_long_as_it_takes_and_its_owner_is_told_why() 
     let job = server.wait(id, |job| job["reason"].as_str().is_some_and(|reason| reason.contains("disk")));
     assert_eq!(job["state"], "running", "nothing can be written: {job}");
     assert!(!server.call(&["cancel", id]).status.success(), "a stop that cannot be written is not promised");
+    assert!(!server.is_ready(), "what is refused is refused by more than a full disk's own word");
     // Far longer than a few tries take.
     sleep(15_000);
     assert_eq!(server.job(id)["state"], "running");
+    assert!(!server.is_ready());
     server.free();
     let job = server.ended(id);
     assert_eq!((job["state"].as_str(), &job["reason"]), (Some("succeeded"), &Value::Null), "{job}\n{}", scene.log());
     assert_same(&kept(&scene.host.path("run")), &kept(&server.fetch(id, "fetched")), "after the disk was full");
+    let began = std::time::Instant::now();
+    while !server.is_ready() {
+        assert!(began.elapsed() < Duration::from_secs(30), "it can be written again");
+        sleep(50);
+    }
+    let said = scene.log().lines().filter(|line| line.contains("ERROR") && line.contains("it is tried again until it can be")).count();
+    assert_eq!(said, 1, "{}", scene.log());
 }
 
 #[test]

@@ -123,3 +123,28 @@ fn a_job_that_was_being_cut_off_when_the_service_was_killed_has_one_line() {
         change("state = 'running', ended_ms = NULL");
     }
 }
+
+/// Killed between the same two: the ledger has the last word, also where nothing would be in the job's way any more.
+#[test]
+fn a_job_that_has_failed_in_the_ledger_is_not_run_again() {
+    let scene = Scene::new();
+    let bound = |bytes: &str| drop(scene.host.ok(["tenant", "quota", "acme", &format!("stored-bytes={bytes}")]));
+    let server = Server::start(&scene);
+    server.ended(&server.submit(&["--set", "steps=1"])[0]);
+    let told: serde_json::Value = serde_json::from_str(&server.ok(&["usage", "--json"])).unwrap();
+    // There is room for what it tells, and none for its adapter.
+    bound(&(told["usage"]["stored_bytes"].as_u64().unwrap() + (16 << 10)).to_string());
+    let id = &server.submit(&["--set", "steps=5", "--set", "rank=4"])[0];
+    assert_eq!(server.ended(id)["state"], "failed");
+    server.kill_all();
+    bound("none");
+    let state = rusqlite::Connection::open(scene.host.path("data/service/state.db")).unwrap();
+    let undo = "UPDATE jobs SET state = 'running', ended_ms = NULL, message = NULL WHERE state = 'failed'";
+    assert_eq!(state.execute(undo, []).unwrap(), 1);
+    drop(state);
+    let server = Server::start(&scene);
+    let job = server.ended(id);
+    assert_eq!((job["state"].as_str(), job["attempts"].as_u64()), (Some("failed"), Some(1)), "{job}");
+    assert!(job["message"].as_str().unwrap().contains("`stored-bytes`"), "{job}");
+    assert_one_failure(&scene, id);
+}

@@ -247,6 +247,16 @@ impl<'a> Server<'a> {
         stream
     }
 
+    /// Whether it says that it can take work.
+    pub(crate) fn is_ready(&self) -> bool {
+        let mut stream = TcpStream::connect(self.url.rsplit('/').next().unwrap()).unwrap();
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        assert!(line.contains(" 204 ") || line.contains(" 503 "), "{line}");
+        line.contains(" 204 ")
+    }
+
     /// Kills the service, as a machine's end would.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();

@@ -4,6 +4,7 @@
 
 use std::io;
 
+use super::LOCK_FILE;
 use super::entry::{ENTRY_BYTES_MAX, Fault};
 use crate::envelope::EnvelopeError;
 use crate::statement::StatementError;
@@ -86,4 +87,12 @@ impl SealError {
 
 pub(super) fn io(action: &'static str, file: &'static str) -> impl FnOnce(io::Error) -> LedgerError {
     move |source| LedgerError::Io { action, file, source }
+}
+
+/// Why the lock is not had.
+pub(super) fn locking(error: io::Error) -> LedgerError {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => LedgerError::Busy,
+        _ => io("locking", LOCK_FILE)(error),
+    }
 }

@@ -19,7 +19,7 @@ use crate::files::open_regular;
 const STRETCH_MAX: u64 = 256;
 
 /// Places, by the digest of the job's name.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Index(HashMap<Digest, Vec<Stretch>>);
 
 /// Entries of one job that stand one after the other.

@@ -4,11 +4,13 @@
 //!
 //! Several processes may have the ledger open; one writes at a time. The lock (`ledger.lock`) is held for one append or one seal, a
 //! few milliseconds, and whoever comes second waits, up to 30 seconds: only a stopped process holds it longer, and that is an
-//! error ([`LedgerError::Busy`]). Under the lock a ledger first reads what others have added.
+//! error ([`LedgerError::Busy`]). Under the lock a ledger first reads what others have added. A line that the disk does not take whole is taken back
+//! under it too; who goes on reading behind what was read before ([`Follower`]) therefore shares it for the end of the file.
 //!
 //! Whoever opens a ledger reads and checks all of it once, and remembers where each job's entries are; from then on only what is added, or asked for,
-//! is read. It does not begin at a place that an earlier process has left for it: a writer would go on behind lines that it has to believe, and an altered
-//! ledger would be met by the next audit in place of the next start. Reading takes some twenty seconds a gigabyte, which is three million entries.
+//! is read, and who is to follow it gets that as it is ([`Ledger::follower`]). It does not begin at a place that an earlier process has left for it: a
+//! writer would go on behind lines that it has to believe, and an altered ledger would be met by the next audit in place of the next start. Reading takes
+//! some twenty seconds a gigabyte, which is three million entries.
 //!
 //! A crash in the middle of an append leaves a torn last line: no newline, or a checksum that does not hold. Whoever locks the
 //! ledger next moves it to the end of `ledger.torn`, cuts it off and reports it ([`Ledger::torn`]). It is kept because a line that a

@@ -9,7 +9,8 @@ use cap_std::fs::{Dir, File, OpenOptions, OpenOptionsExt as _};
 use nodus_protocol::Digest;
 
 use super::entry::{ENTRY_BYTES_MAX, Entry, EntryRef, Event, Line};
-use super::error::{LedgerError, io};
+use super::error::{LedgerError, io, locking};
+use super::follow::Follower;
 use super::index::{Index, JobEntries};
 use super::read::Reader;
 use super::scan::{Found, Position, Scanner};
@@ -109,6 +110,15 @@ impl Ledger {
         self.dir.try_clone().map(Reader::new).map_err(io("opening", LEDGER_FILE))
     }
 
+    /// The same ledger, to be followed from where this one has read it to.
+    ///
+    /// # Errors
+    /// The system has no file handle left.
+    pub fn follower(&self) -> Result<Follower, LedgerError> {
+        let dir = self.dir.try_clone().map_err(io("opening", LEDGER_FILE))?;
+        Ok(Follower::from(dir, self.position, self.index.clone()))
+    }
+
     /// A job's entries, in order, those of other processes among them; nothing else is read.
     ///
     /// # Errors
@@ -120,10 +130,7 @@ impl Ledger {
 
     /// Keeps other writers out until the result is dropped, and reads what they have added.
     pub(super) fn lock(&mut self) -> Result<Locked, LedgerError> {
-        let lock = exclusive(&self.dir, LOCK_FILE).map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock => LedgerError::Busy,
-            _ => io("locking", LOCK_FILE)(error),
-        })?;
+        let lock = exclusive(&self.dir, LOCK_FILE).map_err(locking)?;
         let is_new = self.position.offset == 0;
         let mut options = OpenOptions::new();
         options.read(true).append(true).create(is_new).mode(0o600);
@@ -202,7 +209,7 @@ impl Ledger {
             entries.push((Entry { at, previous: line.previous, unix_ms, event: line.event }, start, position));
         }
         if let Err(error) = locked.file.write_all(&bytes).and_then(|()| locked.file.sync_all()) {
-            // Best effort, and the first error is the one to tell: what stays is read or cut off under the next lock.
+            // Best effort, and the first error is the one to tell: what stays is read or cut off under the next lock. A follower waits until then.
             drop(locked.file.set_len(self.position.offset));
             return Err(io("writing", LEDGER_FILE)(error));
         }

@@ -1,6 +1,8 @@
 //! A job's own entries, without the rest of the ledger.
 
-use nodus_receipts::ledger::{BytesEvent, Entry, LedgerError};
+use std::time::Duration;
+
+use nodus_receipts::ledger::{BytesEvent, Entry, LOCK_FILE, LedgerError};
 use nodus_receipts::{Follower, Ledger, Reader};
 
 use crate::support::{LEDGER, bytes_event, clone, folder, key, seal};
@@ -63,4 +65,69 @@ fn nothing_but_a_jobs_own_lines_is_read_again() {
     assert!(matches!(follower.entries("b", 0).unwrap().next().unwrap(), Err(LedgerError::Corrupt { line: 3, .. })));
     dir.write(LEDGER, &text[..text.len() / 2]).unwrap();
     assert!(matches!(follower.entries("a", 0).err().unwrap(), LedgerError::Shortened { .. }));
+}
+
+/// As on a disk that fills up in the middle of a line, or at its end: the writer takes it back before it gives up the lock.
+#[test]
+fn a_line_that_is_taken_back_was_never_read() {
+    let dir = folder();
+    let mut ledger = Ledger::open(clone(&dir), key(1), 1).unwrap();
+    ledger.append(2, bytes_event("t", "a", BytesEvent::Written, 7)).unwrap();
+    let before = dir.read(LEDGER).unwrap();
+    ledger.append(3, bytes_event("t", "a", BytesEvent::Written, 8)).unwrap();
+    let whole = dir.read(LEDGER).unwrap();
+    drop(ledger);
+    let mut follower = Follower::new(clone(&dir));
+    for written in [whole.len(), whole.len() - 1, before.len() + 40] {
+        dir.write(LEDGER, &before).unwrap();
+        let lock = dir.open(LOCK_FILE).unwrap().into_std();
+        lock.lock().unwrap();
+        dir.write(LEDGER, &whole[..written]).unwrap();
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| follower.entries("a", 0).unwrap().map(Result::unwrap).count());
+            std::thread::sleep(Duration::from_millis(100));
+            dir.write(LEDGER, &before).unwrap();
+            drop(lock);
+            assert_eq!(reading.join().unwrap(), 1, "{written}");
+        });
+    }
+    // Another line takes its place.
+    let mut ledger = Ledger::open(clone(&dir), key(1), 1).unwrap();
+    ledger.append(4, bytes_event("t", "a", BytesEvent::Zeroed, 7)).unwrap();
+    assert_eq!(follower.entries("a", 0).unwrap().map(Result::unwrap).count(), 2);
+}
+
+/// More than is read under the lock, and a torn line at its end.
+#[test]
+fn a_long_ledger_is_followed_to_its_last_whole_line() {
+    let dir = folder();
+    let mut ledger = Ledger::open(clone(&dir), key(1), 1).unwrap();
+    let lines = 16_000;
+    ledger.append_all(2, (0..lines).map(|n| bytes_event("t", "a", BytesEvent::Written, n)).collect()).unwrap();
+    let whole = dir.read(LEDGER).unwrap();
+    assert!(whole.len() > 3 << 20, "{}", whole.len());
+    dir.write(LEDGER, [&whole[..], &whole[..100]].concat()).unwrap();
+    let mut follower = Follower::new(clone(&dir));
+    assert_eq!(follower.entries("a", 0).unwrap().map(Result::unwrap).count() as u64, lines);
+    // The writer cuts the torn line off, and goes on.
+    ledger.append(3, bytes_event("t", "a", BytesEvent::Zeroed, 1)).unwrap();
+    assert_eq!(ledger.torn().len(), 1);
+    assert_eq!(follower.entries("a", lines).unwrap().map(Result::unwrap).count(), 1);
+}
+
+#[test]
+fn what_a_ledger_has_read_is_not_read_again_by_who_follows_it() {
+    let dir = folder();
+    let mut ledger = Ledger::open(clone(&dir), key(1), 1).unwrap();
+    for job in ["a", "b", "a"] {
+        ledger.append(2, bytes_event("t", job, BytesEvent::Written, 7)).unwrap();
+    }
+    let mut follower = ledger.follower().unwrap();
+    let text = dir.read_to_string(LEDGER).unwrap();
+    let altered: String =
+        text.lines().map(|line| if line.contains("\"b\"") { "x".repeat(line.len()) + "\n" } else { format!("{line}\n") }).collect();
+    dir.write(LEDGER, altered).unwrap();
+    assert_eq!(follower.entries("a", 0).unwrap().map(Result::unwrap).count(), 2, "the line between is read by nobody");
+    ledger.append(3, bytes_event("t", "a", BytesEvent::Zeroed, 7)).unwrap();
+    assert_eq!(follower.entries("a", 0).unwrap().map(Result::unwrap).count(), 3);
 }

@@ -6,7 +6,9 @@ use std::path::Path;
 use nodus_protocol::Digest;
 use nodus_receipts::ledger::{BytesEvent, LEDGER_FILE};
 use nodus_receipts::statement::DigestSet;
-use nodus_state::{Access, Claim, Finish, HeldOut, ItemKind, JobSpec, Lane, Named, NewItem, Outcome, Owner, Priority, Quota, State};
+use nodus_state::{
+    Access, Claim, Common, Finish, HeldOut, ItemKind, JobSpec, Lane, Named, NewItem, Outcome, Owner, Priority, Quota, State,
+};
 use serde_json::{Map, Value, json};
 
 use super::disagreements;
@@ -43,15 +45,17 @@ impl Scene {
         let spec = JobSpec {
             name: String::new(),
             varied: Map::new(),
-            component: thing(),
-            model: Named { name: "tiny".to_owned(), digest: Digest::of(b"tiny") },
-            data: thing(),
-            held_out: HeldOut::Nothing,
-            parameters: Map::new(),
-            seed: 0,
-            limits: std::collections::BTreeMap::new(),
-            lane: Lane::Fused,
-            priority: Priority::Low,
+            common: Common {
+                component: thing(),
+                model: Named { name: "tiny".to_owned(), digest: Digest::of(b"tiny") },
+                data: thing(),
+                held_out: HeldOut::Nothing,
+                parameters: Map::new(),
+                seed: 0,
+                limits: std::collections::BTreeMap::new(),
+                lane: Lane::Fused,
+                priority: Priority::Low,
+            },
             init_adapter: None,
         };
         let tenant = self.state.tenant_named("acme").unwrap().id;
@@ -96,7 +100,7 @@ fn kept(state: &State, content: &[u8]) -> nodus_state::Kept {
 }
 
 fn account(claim: Claim, tenant: &str) -> Account {
-    Account { job: claim.job.to_string(), tenant: tenant.to_owned(), again: Again::Attempt(claim.attempt > 1) }
+    Account { job: claim.job.to_string(), tenant: tenant.to_owned(), again: Again::Attempt }
 }
 
 #[test]

@@ -65,8 +65,8 @@ pub(super) async fn merged(
                 return Err(Failure::new(Code::NotOffered, "the operator of this service does not give its models' weights away"));
             }
             let name = query.adapter.as_deref().unwrap_or(adapters::ADAPTER);
-            let model = service.planner.model(service, &job.spec.model.name)?;
-            if model.digest != job.spec.model.digest {
+            let model = service.planner.model(service, &job.spec.common.model.name)?;
+            if model.digest != job.spec.common.model.digest {
                 return Err(Failure::new(Code::WrongState, "the model that the job was trained on is gone"));
             }
             let adapter = adapters::of_job(service, of, (id, name), &model)?.ok_or_else(|| Failure::not_found("adapter"))?;

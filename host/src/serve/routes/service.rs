@@ -54,7 +54,7 @@ pub(super) async fn healthz() -> StatusCode {
     get, path = "/readyz", tag = "service", security(()),
     responses(
         (status = 204, description = "It can"),
-        (status = "default", body = Problem, content_type = "application/problem+json", description = "It cannot: it ends, or its state cannot be read"),
+        (status = "default", body = Problem, content_type = "application/problem+json", description = "It cannot: it ends, or its state cannot be read or written"),
     )
 )]
 pub(super) async fn readyz(State(app): State<App>) -> Result<StatusCode, Failure> {
@@ -63,6 +63,9 @@ pub(super) async fn readyz(State(app): State<App>) -> Result<StatusCode, Failure
     }
     if app.state.is_broken() {
         return Err(Failure::new(Code::Unavailable, "the state's database is broken: the service's log says how"));
+    }
+    if app.state.is_refused() {
+        return Err(Failure::new(Code::Unavailable, "the state's database cannot be written: the service's log says how").retry_after(10));
     }
     app.blocking(|service| Ok(service.state.is_ready()?)).await?;
     Ok(StatusCode::NO_CONTENT)

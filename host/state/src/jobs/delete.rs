@@ -8,27 +8,30 @@ use rusqlite::{OptionalExtension as _, Transaction};
 use super::transition::job;
 use crate::change::What;
 use crate::error::{Result, StateError};
+use crate::gc::unnamed;
 use crate::ids::{JobId, TenantId};
-use crate::items::forget_adapters;
+use crate::items::{contents, forget_adapters};
 use crate::state::State;
 
 /// Events that one transaction deletes: some ten milliseconds.
 const PIECE: usize = 2000;
 
 impl State {
-    /// Deletes a job that ended, with its events, artifacts and receipt. The ledger keeps that it was. Of its events those go now that are one piece;
+    /// Deletes a job that ended, with its events, receipt and the contents that nothing else is given or leaves. The ledger keeps that it was. Of its events those go now that are one piece;
     /// [`State::delete_piece`] deletes the others, which nobody sees any more.
     ///
     /// # Errors
     /// The tenant has no such job, or it did not end yet.
     pub fn delete_job(&self, of: TenantId, id: JobId) -> Result<()> {
-        self.change(|transaction, changes| {
+        let gone = self.change(|transaction, changes| {
             let held = job(transaction, id, Some(of))?;
             if !held.state.is_ended() {
                 return Err(StateError::WrongState { found: held.state, expected: "ended: cancel it first" });
             }
             transaction.execute("UPDATE jobs SET leaving = 1 WHERE number = ?", [held.number])?;
             transaction.execute("UPDATE cohorts SET thinned = 1 WHERE number = ?", [held.cohort])?;
+            let select = "SELECT digest FROM inputs WHERE job = ?1 UNION SELECT digest FROM artifacts WHERE job = ?1";
+            let contents = contents(transaction, select, [held.number])?;
             for kept in ["specs", "inputs", "artifacts"] {
                 transaction.execute(&format!("DELETE FROM {kept} WHERE job = ?"), [held.number])?;
             }
@@ -39,8 +42,11 @@ impl State {
                 .execute(&format!("UPDATE cohorts SET key = NULL, request = NULL WHERE number = ?1 AND {is_empty}"), [held.cohort])?;
             transaction.execute(&format!("DELETE FROM common_specs WHERE cohort = ?1 AND {is_empty}"), [held.cohort])?;
             changes.push(held.change(id, What::Deleted));
-            delete(transaction, held.place())
-        })
+            delete(transaction, held.place())?;
+            unnamed(transaction, contents)
+        })?;
+        self.let_go(gone);
+        Ok(())
     }
 
     /// Deletes a piece of what is left of deleted jobs; whether there was one, so that there may be more.

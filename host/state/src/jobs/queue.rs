@@ -11,6 +11,7 @@ use crate::items::FileRef;
 use crate::spec::{JobSpec, Named};
 use crate::state::State;
 use crate::submission::whole;
+use crate::tenants::{Tenant, tenant};
 use crate::words::{Lane, Priority, Role, Stop};
 
 /// A job that waits.
@@ -185,6 +186,17 @@ impl State {
             let found = view.prepare_cached(&select)?.query_row([job], row).optional()?;
             let (number, work) = found.ok_or(StateError::NotFound("job"))?;
             Ok(Work { inputs: inputs(view, number)?, ..work })
+        })
+    }
+
+    /// Whose a job is.
+    ///
+    /// # Errors
+    /// There is no such job.
+    pub fn owner(&self, job: JobId) -> Result<Tenant> {
+        self.database.read(|view| {
+            let found = view.prepare_cached("SELECT tenant FROM jobs WHERE id = ?")?.query_row([job], |row| row.get(0)).optional()?;
+            tenant(view, found.ok_or(StateError::NotFound("job"))?)
         })
     }
 

@@ -12,9 +12,9 @@ use crate::events::{push_state, state_body};
 use crate::ids::{CohortId, JobId, TenantId};
 use crate::items::{NewItem, Reference, add, files, find};
 use crate::quota::within;
-use crate::spec::HeldOut;
+use crate::spec::{Common, HeldOut};
 use crate::state::{State, now_ms};
-use crate::submission::{Common, Member, Submission};
+use crate::submission::{Member, Submission};
 use crate::tenants::{Tenant, tenant};
 use crate::tokens::digest_sql;
 use crate::usage::{high_jobs, jobs_in, stored_bytes};
@@ -88,7 +88,6 @@ impl State {
             return Err(StateError::Sweep { bytes, max: MEMBERS_BYTES_MAX });
         }
         let common_text = serde_json::to_string(common)?;
-        let unfinished = self.unfinished_bytes(of)?;
         self.change(|transaction, changes| {
             if let Some(before) = key.map(|key| submitted_before(transaction, of, key)).transpose()?.flatten() {
                 return Ok(before);
@@ -96,7 +95,8 @@ impl State {
             let tenant = tenant(transaction, of)?;
             admit(transaction, &tenant, common, members)?;
             let rows = bytes + common_text.len() as u64;
-            within("stored-bytes", tenant.quota.stored_bytes, stored_bytes(transaction, of)?.saturating_add(unfinished), rows)?;
+            let used = stored_bytes(transaction, of)?.saturating_add(self.blobs.unfinished_bytes(of));
+            within("stored-bytes", tenant.quota.stored_bytes, used, rows)?;
             adapters.iter().try_for_each(|adapter| add(transaction, adapter).map(drop))?;
             let (id, now) = (CohortId::new(), now_ms());
             let insert = "INSERT INTO cohorts (id, tenant, key, request, submitted_ms) VALUES (?, ?, ?, ?, ?)";

@@ -128,16 +128,20 @@ fn what_is_kept_by_many_at_once_is_there_for_each_whatever_is_removed_meanwhile(
 }
 
 #[test]
-fn gc_removes_what_nobody_refers_to_and_never_what_is_about_to_be_referred_to() {
+fn gc_removes_what_a_crash_left_and_never_what_is_about_to_be_referred_to() {
     let f = fixture();
     let a = f.tenant("a");
     let kept = f.finished(a);
     let gone = f.finished(a);
     let pinned = f.blob(b"about to be referred to");
-    drop(f.blob(b"nobody's"));
+    let weights = f.blob_path(&format!("weights of {gone}").into_bytes());
+    let content = std::fs::read(&weights).unwrap();
     f.state.delete_job(a, gone).unwrap();
+    // The process ended after the rows were gone, and before the file was.
+    std::fs::write(&weights, &content).unwrap();
+    assert_eq!(f.state.fsck(Depth::Contents).unwrap(), []);
     let collected = f.state.gc().unwrap();
-    assert_eq!((collected.blobs, collected.bytes), (2, ("nobody's".len() + format!("weights of {gone}").len()) as u64));
+    assert_eq!((collected.blobs, collected.bytes), (1, content.len() as u64));
     let name = ("content".to_owned(), pinned);
     let digest = name.1.digest();
     let new = nodus_state::NewItem {
@@ -191,8 +195,7 @@ fn fsck_names_what_is_missing_cut_or_altered() {
     let a = f.tenant("a");
     let paths = [&b"one"[..], b"two", b"three"].map(|content| {
         f.item(Owner::Tenant(a), ItemKind::Component, None, content).unwrap();
-        let hex = Digest::of(content).hex();
-        f.folder.path().join(format!("blobs/{}/{hex}", &hex[..2]))
+        f.blob_path(content)
     });
     std::fs::remove_file(&paths[0]).unwrap();
     std::fs::write(&paths[1], "t").unwrap();
@@ -221,7 +224,7 @@ fn a_damaged_blob_is_nobodys_content_and_heals() {
         let digest = Digest::of(content);
         let file = f.state.item_files(a, ItemKind::Component, &Reference::Digest(digest)).unwrap().remove(0);
         assert_eq!(f.state.read_file(&file).unwrap(), content);
-        std::fs::write(f.folder.path().join(format!("blobs/{}/{}", &digest.hex()[..2], digest.hex())), damaged).unwrap();
+        std::fs::write(f.blob_path(content), damaged).unwrap();
         let error = f.state.read_file(&file).unwrap_err();
         assert!(matches!(&error, StateError::Damaged(why) if why.contains(&digest.to_string())) && !error.is_refusal(), "{error}");
         drop(f.blob(content));

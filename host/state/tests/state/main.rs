@@ -6,6 +6,7 @@ mod apart;
 mod delete;
 mod disk;
 mod events;
+mod freed;
 mod machine;
 mod partial;
 mod replay;

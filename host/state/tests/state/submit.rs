@@ -1,7 +1,7 @@
 //! What comes in: items, sweeps, idempotency keys, quotas.
 
 use nodus_protocol::Digest;
-use nodus_state::{Filter, ItemKind, JobSpec, Key, NewItem, Owner, Priority, Quota, Reference, Role, StateError};
+use nodus_state::{Filter, ItemKind, Key, NewItem, Owner, Priority, Quota, Reference, Role, StateError};
 
 use crate::support::{event, fixture, sweep};
 
@@ -46,7 +46,7 @@ fn a_submission_is_all_or_nothing() {
     bad.init_adapter = Some(Digest::of(b"nothing of this content"));
     assert!(matches!(f.state.submit(a, None, &sweep(&[good.clone(), bad])).unwrap_err(), StateError::NotFound("adapter")));
     let mut bad = good.clone();
-    bad.data.digest = Digest::of(b"nothing of this content");
+    bad.common.data.digest = Digest::of(b"nothing of this content");
     assert!(matches!(f.state.submit(a, None, &bad.into()).unwrap_err(), StateError::NotFound("data set")));
     f.state.set_quota(a, &Quota { queued_jobs: Some(2), ..Quota::DEFAULT }).unwrap();
     let three = [good.clone(), good.clone(), good.clone()];
@@ -66,7 +66,7 @@ fn the_queue_goes_by_priority_then_age_and_leaves_disabled_tenants_out() {
     let (a, b) = (f.tenant("a"), f.tenant("b"));
     let low = f.job(a);
     let mut urgent = f.spec(b);
-    urgent.priority = Priority::High;
+    urgent.common.priority = Priority::High;
     let high = f.state.submit(b, None, &urgent.into()).unwrap().jobs[0];
     let last = f.job(a);
     let order = || f.state.queued().unwrap().iter().map(|queued| queued.job).collect::<Vec<_>>();
@@ -74,7 +74,7 @@ fn the_queue_goes_by_priority_then_age_and_leaves_disabled_tenants_out() {
     let ahead = [low, last].map(|job| f.state.job(a, job).unwrap().ahead);
     assert_eq!(ahead, [Some(0), Some(1)], "another tenant's job is not counted");
     let mut urgent = f.spec(a);
-    urgent.priority = Priority::High;
+    urgent.common.priority = Priority::High;
     f.state.submit(a, None, &urgent.into()).unwrap();
     let page = f.state.jobs(a, &Filter::default(), 2).unwrap().jobs;
     assert_eq!(page.iter().map(|job| job.ahead).collect::<Vec<_>>(), [Some(0), Some(2)], "of a page too, beyond it");
@@ -94,7 +94,7 @@ fn a_job_keeps_its_inputs_when_the_item_is_removed() {
     f.state.remove_item(Owner::Tenant(a), ItemKind::Data, &Reference::Name("rows".into())).unwrap();
     assert_eq!(f.state.gc().unwrap().blobs, 0);
     let work = f.state.work(job).unwrap();
-    assert_eq!((work.tenant_name.as_str(), work.spec.seed, work.inputs.len()), ("a", u64::MAX, 2));
+    assert_eq!((work.tenant_name.as_str(), work.spec.common.seed, work.inputs.len()), ("a", u64::MAX, 2));
     for (role, file) in &work.inputs {
         let mut text = String::new();
         std::io::Read::read_to_string(&mut f.state.open_file(file).unwrap(), &mut text).unwrap();
@@ -135,7 +135,7 @@ fn an_adapter_stays_as_long_as_a_job_that_starts_from_it() {
         let mut spec = f.spec(of);
         spec.init_adapter = Some(digest);
         if !is_good {
-            spec.data.digest = digest;
+            spec.common.data.digest = digest;
         }
         f.state.submit_from(of, None, &spec.into(), &[new]).map(|submitted| submitted.jobs[0])
     };
@@ -168,9 +168,9 @@ fn large_parameters_are_kept_once_counted_and_shown_a_few_at_a_time() {
     let large = 1 << 20;
     let member = |n: u64| {
         let mut spec = f.spec(a);
-        spec.parameters.insert("text".into(), "x".repeat(large).into());
-        spec.parameters.insert("lr".into(), n.into());
-        spec.parameters.sort_keys();
+        spec.common.parameters.insert("text".into(), "x".repeat(large).into());
+        spec.common.parameters.insert("lr".into(), n.into());
+        spec.common.parameters.sort_keys();
         nodus_state::JobSpec { name: format!("lr={n}"), varied: [("lr".to_owned(), n.into())].into_iter().collect(), ..spec }
     };
     let specs: Vec<_> = (0..20).map(member).collect();
@@ -218,7 +218,8 @@ fn jobs_of_high_priority_have_a_quota_of_their_own() {
     let f = fixture();
     let a = f.tenant("a");
     f.state.set_quota(a, &Quota { high_jobs: Some(2), ..Quota::DEFAULT }).unwrap();
-    let high = JobSpec { priority: Priority::High, ..f.spec(a) };
+    let mut high = f.spec(a);
+    high.common.priority = Priority::High;
     let first = f.state.submit(a, None, &high.clone().into()).unwrap().jobs[0];
     f.state.claim(&[first], "cpu").unwrap();
     let refused = f.state.submit(a, None, &sweep(&[high.clone(), high.clone()])).unwrap_err();

@@ -4,8 +4,8 @@ use std::io::Write as _;
 
 use nodus_protocol::Digest;
 use nodus_state::{
-    Access, EventKind, Finish, HeldOut, Item, ItemKind, JobId, JobSpec, Kept, Lane, Named, NewEvent, NewItem, Outcome, Owner, Priority,
-    Quota, State, Submission, TenantId,
+    Access, Common, EventKind, Finish, HeldOut, Item, ItemKind, JobId, JobSpec, Kept, Lane, Named, NewEvent, NewItem, Outcome, Owner,
+    Priority, Quota, State, Submission, TenantId,
 };
 use serde_json::json;
 
@@ -52,6 +52,18 @@ impl Fixture {
         staged.keep().unwrap()
     }
 
+    /// Where this content is.
+    pub(crate) fn blob_path(&self, content: &[u8]) -> std::path::PathBuf {
+        self.folder.path().join(nodus_state::blob_path(Digest::of(content)))
+    }
+
+    /// What all contents that are there take, nothing of it but what was kept.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        let folders = std::fs::read_dir(self.folder.path().join("blobs")).unwrap();
+        let files = folders.flat_map(|folder| std::fs::read_dir(folder.unwrap().path()).unwrap());
+        files.map(|file| file.unwrap().metadata().unwrap().len()).sum()
+    }
+
     pub(crate) fn item(&self, owner: Owner, kind: ItemKind, name: Option<&str>, content: &[u8]) -> nodus_state::Result<Item> {
         let files = [("content".to_owned(), self.blob(content))];
         let new = NewItem { kind, owner, name, digest: Digest::of(content), about: &json!({"rows": 1}), files: &files };
@@ -65,15 +77,17 @@ impl Fixture {
         JobSpec {
             name: String::new(),
             varied: serde_json::Map::new(),
-            component: Named { name: "sft".into(), digest: component.digest },
-            model: Named { name: "tiny".into(), digest: Digest::of(b"tiny") },
-            data: Named { name: "rows".into(), digest: data.digest },
-            held_out: HeldOut::Fraction(0.1),
-            parameters: json!({"rank": 8}).as_object().unwrap().clone(),
-            seed: u64::MAX,
-            limits: [("device-bytes".to_owned(), 10), ("activation-bytes".to_owned(), 20)].into(),
-            lane: Lane::Fused,
-            priority: Priority::Low,
+            common: Common {
+                component: Named { name: "sft".into(), digest: component.digest },
+                model: Named { name: "tiny".into(), digest: Digest::of(b"tiny") },
+                data: Named { name: "rows".into(), digest: data.digest },
+                held_out: HeldOut::Fraction(0.1),
+                parameters: json!({"rank": 8}).as_object().unwrap().clone(),
+                seed: u64::MAX,
+                limits: [("device-bytes".to_owned(), 10), ("activation-bytes".to_owned(), 20)].into(),
+                lane: Lane::Fused,
+                priority: Priority::Low,
+            },
             init_adapter: None,
         }
     }
