@@ -34,7 +34,7 @@ async fn planned(rig: &Rig, fields: Value) -> Vec<(u64, u64)> {
     let cohort: CohortId = submitted.cohort.parse().unwrap();
     let of = rig.app.state.tenant_named("a").unwrap().id;
     let jobs = rig.app.state.jobs(of, &Filter { cohort: Some(cohort), ..Filter::default() }, 200).unwrap().jobs;
-    let limit = |job: &nodus_state::Job, name| job.spec.limits.get(name).copied().unwrap();
+    let limit = |job: &nodus_state::Job, name| job.spec.common.limits.get(name).copied().unwrap();
     let mut jobs: Vec<_> = jobs.iter().map(|job| (job.id, (limit(job, "device-bytes"), limit(job, "activation-bytes")))).collect();
     jobs.sort_by_key(|(id, _)| submitted.jobs.iter().position(|job| job.id == id.to_string()));
     jobs.into_iter().map(|(_, bytes)| bytes).collect()
