@@ -20,7 +20,9 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// # Errors
 /// `WouldBlock` where another holds it for longer than 30 seconds.
 pub(crate) fn exclusive(dir: &Dir, name: &str) -> io::Result<std::fs::File> {
-    locked(ATTEMPTS_MAX, dir, name, std::fs::File::try_lock)
+    let file = made(dir, name)?;
+    locked(ATTEMPTS_MAX, &file, std::fs::File::try_lock)?;
+    Ok(file)
 }
 
 /// The same, together with others who write as little.
@@ -28,16 +30,25 @@ pub(crate) fn exclusive(dir: &Dir, name: &str) -> io::Result<std::fs::File> {
 /// # Errors
 /// As [`exclusive`].
 pub(crate) fn shared(dir: &Dir, name: &str) -> io::Result<std::fs::File> {
-    locked(ATTEMPTS_MAX, dir, name, std::fs::File::try_lock_shared)
+    // Whoever reads needs no disk that takes writes.
+    let file = match dir.open(name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => made(dir, name)?,
+        opened => opened?.into_std(),
+    };
+    locked(ATTEMPTS_MAX, &file, std::fs::File::try_lock_shared)?;
+    Ok(file)
 }
 
 type TryLock = fn(&std::fs::File) -> Result<(), std::fs::TryLockError>;
 
-fn locked(attempts_max: u32, dir: &Dir, name: &str, try_lock: TryLock) -> io::Result<std::fs::File> {
-    let file = dir.open_with(name, OpenOptions::new().create(true).truncate(false).write(true))?.into_std();
+fn made(dir: &Dir, name: &str) -> io::Result<std::fs::File> {
+    Ok(dir.open_with(name, OpenOptions::new().create(true).truncate(false).write(true))?.into_std())
+}
+
+fn locked(attempts_max: u32, file: &std::fs::File, try_lock: TryLock) -> io::Result<()> {
     for _ in 0..attempts_max {
-        match try_lock(&file) {
-            Ok(()) => return Ok(file),
+        match try_lock(file) {
+            Ok(()) => return Ok(()),
             Err(std::fs::TryLockError::WouldBlock) => sleep(PAUSE),
             Err(std::fs::TryLockError::Error(error)) => return Err(error),
         }
@@ -95,17 +106,17 @@ mod tests {
     use std::fs::File;
     use std::io;
 
-    use super::{exclusive, locked, shared};
+    use super::{exclusive, locked, made, shared};
 
     #[test]
     fn a_lock_that_stays_held_is_refused_and_a_dropped_one_is_free() {
         let dir = cap_tempfile::tempdir(cap_tempfile::ambient_authority()).unwrap();
         let held = exclusive(&dir, "lock").unwrap();
         for try_lock in [File::try_lock, File::try_lock_shared] {
-            assert_eq!(locked(3, &dir, "lock", try_lock).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            assert_eq!(locked(3, &made(&dir, "lock").unwrap(), try_lock).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         }
         drop(held);
         let _both = (shared(&dir, "lock").unwrap(), shared(&dir, "lock").unwrap());
-        assert!(locked(1, &dir, "lock", File::try_lock).is_err());
+        assert!(locked(1, &made(&dir, "lock").unwrap(), File::try_lock).is_err());
     }
 }

@@ -24,6 +24,8 @@ pub(crate) struct Turns<'a> {
     seats: BTreeMap<TenantId, u64>,
     /// Whose jobs are placed and not at work yet.
     starting: BTreeSet<TenantId>,
+    /// Who has one at work.
+    at_work: BTreeSet<TenantId>,
     /// [`Turns::ranks`] as it is until the next of them comes or goes.
     ranks: Option<BTreeMap<TenantId, Rank>>,
 }
@@ -41,6 +43,7 @@ impl<'a> Turns<'a> {
             seated: Vec::new(),
             seats: BTreeMap::new(),
             starting: BTreeSet::new(),
+            at_work: BTreeSet::new(),
             ranks: None,
         }
     }
@@ -48,7 +51,8 @@ impl<'a> Turns<'a> {
     /// Takes in a job that runs and stays.
     pub(crate) fn enter(&mut self, job: &'a Job) {
         self.seated.push(job);
-        self.starting.extend((ran_ms(job) == 0).then_some(job.tenant));
+        let begun = if ran_ms(job) == 0 { &mut self.starting } else { &mut self.at_work };
+        begun.insert(job.tenant);
         self.ranks = None;
         *self.seats.entry(job.tenant).or_default() += 1;
     }
@@ -105,7 +109,8 @@ impl<'a> Turns<'a> {
         let most = self.most();
         let clock = |(tenant, wants)| match wants && self.is_behind(tenant, &most) {
             true => Some((tenant, Clock::Runs)),
-            false => self.starting.contains(&tenant).then_some((tenant, Clock::Stands)),
+            // One that has a job at work has what it waited for, whatever else it begins.
+            false => (self.starting.contains(&tenant) && !self.at_work.contains(&tenant)).then_some((tenant, Clock::Stands)),
         };
         wants.filter_map(clock).collect()
     }

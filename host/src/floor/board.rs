@@ -116,8 +116,8 @@ pub(super) struct Board {
     /// For how long tenants have waited for their turns, up to a moment.
     pub(super) waits: Waits,
     waits_until: Option<Instant>,
-    /// Devices that are kept for jobs that wait, and since when.
-    pub(super) kept: BTreeMap<(DeviceId, nodus_schedule::JobId), Instant>,
+    /// Devices that are kept for jobs that wait, since when, and whose those are.
+    pub(super) kept: BTreeMap<(DeviceId, nodus_schedule::JobId), (Instant, TenantId)>,
     /// Jobs that gave way to others, and when last.
     pub(super) gave_way: BTreeMap<JobId, Instant>,
     /// Those that left their seats without having been at work there.
@@ -215,12 +215,20 @@ impl Board {
     }
 
     /// From now on these devices are kept, and no others.
-    pub(super) fn keep(&mut self, keep: &[Keep]) {
+    pub(super) fn keep(&mut self, keep: &[Keep], owner: impl Fn(nodus_schedule::JobId) -> Option<TenantId>) {
         let since = |keep: &Keep| {
             let kept = (keep.device, keep.job);
-            (kept, self.kept.get(&kept).copied().unwrap_or_else(Instant::now))
+            let now = || owner(keep.job).map(|of| (Instant::now(), of));
+            Some((kept, self.kept.get(&kept).copied().or_else(now)?))
         };
-        self.kept = keep.iter().map(since).collect();
+        self.kept = keep.iter().filter_map(since).collect();
+    }
+
+    /// Whoever had others make room for a job that is not there any more has had its turn: it waits anew before they do so again.
+    pub(super) fn forsake(&mut self, is_there: impl Fn(nodus_schedule::JobId) -> bool) {
+        for (_, (_, of)) in self.kept.extract_if(.., |(_, job), _| !is_there(*job)) {
+            self.waits.end(super::scene::tenant_of(of));
+        }
     }
 
     /// Counts time in passes of a job that runs, given what it has in all.
@@ -263,18 +271,35 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use nodus_protocol::JobSlot;
-    use nodus_schedule::{Clock, EngineId, Job, Lane, Priority, State as Progress, TrunkId};
-    use nodus_state::{Access, JobId, Quota, State};
+    use nodus_schedule::{Clock, DeviceId, EngineId, Job, Keep, Lane, Priority, State as Progress, TrunkId};
+    use nodus_state::{Access, JobId, Quota, State, TenantId};
 
     use super::super::scene::tenant_of;
     use super::super::stint::Stint;
     use super::{Backoff, Board, Run};
 
-    #[test]
-    fn a_turn_that_came_to_nothing_is_no_turn() {
+    fn tenant() -> TenantId {
         let folder = tempfile::tempdir().unwrap();
         let dir = cap_std::fs::Dir::open_ambient_dir(folder.path(), cap_std::ambient_authority()).unwrap();
-        let tenant = State::open(dir, folder.path(), Access::Whole).unwrap().add_tenant("acme", Quota::DEFAULT).unwrap().id;
+        State::open(dir, folder.path(), Access::Whole).unwrap().add_tenant("acme", Quota::DEFAULT).unwrap().id
+    }
+
+    #[test]
+    fn who_withdraws_a_job_that_room_was_made_for_has_had_its_turn() {
+        let (tenant, job, mut board) = (tenant(), nodus_schedule::JobId(1), Board::default());
+        let keep = [Keep { device: DeviceId(0), job }];
+        board.waits.heed(&[(tenant_of(tenant), Clock::Runs)]);
+        board.waits.pass(70, 60);
+        board.keep(&keep, |_| Some(tenant));
+        board.forsake(|_| true);
+        assert_eq!((board.waits.of(tenant_of(tenant)), board.kept.len()), (70, 1));
+        board.forsake(|known| known != job);
+        assert_eq!((board.waits.of(tenant_of(tenant)), board.kept.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_turn_that_came_to_nothing_is_no_turn() {
+        let tenant = tenant();
         let (id, of) = ("01890000-0000-7000-8000-000000000001", tenant_of(tenant));
         let (job, cohort): (JobId, _) = (id.parse().unwrap(), id.parse().unwrap());
         let numbers = Job {

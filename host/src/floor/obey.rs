@@ -118,7 +118,7 @@ fn reasons(board: &mut Board, plan: &Plan, view: &View) -> Vec<(JobId, String)> 
     }
     board.aging = aging;
     board.waits.heed(&plan.clocks);
-    board.keep(&plan.keep);
+    board.keep(&plan.keep, |job| view.waiting.get(&job).map(|waiting| waiting.tenant));
     for (job, run) in &board.running {
         let is_starting = board.engines.get(&run.engine).is_some_and(|engine| matches!(*engine.stage.borrow(), Stage::Starting));
         if is_starting {

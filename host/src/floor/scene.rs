@@ -47,8 +47,8 @@ pub(super) fn tenant_of(tenant: TenantId) -> schedule::TenantId {
 
 /// Looks. Blocks: the state is read, and models that were not looked at before.
 pub(super) fn look(shared: &Shared) -> anyhow::Result<View> {
-    // Before the queue is read: whoever of them is not in it then has ended.
-    let unserved = std::mem::take(&mut shared.board().unserved);
+    // As it is before the queue is read: whoever of them is not in it then has ended.
+    let unserved = shared.board().unserved.clone();
     let queued = shared.state.queued().context("reading the queue")?;
     let tenants = shared.state.tenants().context("reading the tenants")?;
     let models = models(shared, &queued);
@@ -56,8 +56,11 @@ pub(super) fn look(shared: &Shared) -> anyhow::Result<View> {
     let mut board = shared.board();
     count(&mut board);
     board.wait(Duration::from_millis(shared.options.rules.patience_ms));
-    for (job, stint) in unserved.into_iter().filter(|(job, _)| queued.iter().any(|queued| queued.job == *job)) {
-        board.give_back(job, stint);
+    for (job, stint) in unserved {
+        board.unserved.remove(&job);
+        if queued.iter().any(|queued| queued.job == job) {
+            board.give_back(job, stint);
+        }
     }
     let engines = board.engines.iter().filter_map(|(id, engine)| Some((*id, engine.process()?.vitals().counts)));
     shared.numbers.engines(engines);
@@ -66,6 +69,7 @@ pub(super) fn look(shared: &Shared) -> anyhow::Result<View> {
     board.suspects.retain(|job| known.contains(job));
     shared.state.keep_excuses(|job| known.contains(&job));
     let numbers: BTreeSet<schedule::JobId> = known.iter().map(|job| schedule::JobId(job.as_u128())).collect();
+    board.forsake(|job| numbers.contains(&job));
     board.engines_later.retain(|kind, _| kind.job.is_none_or(|job| numbers.contains(&job)));
     board.began.retain(|job, _| known.contains(job));
     board.began.extend(began);
@@ -156,7 +160,7 @@ fn still(shared: &Shared, board: &Board) -> Scene {
         let Kind { device, trunk, lane, job } = *kind;
         Some(Bar { device, trunk, lane, job, left_ms: ms(later.left()?) })
     };
-    let kept = |((device, job), since): (&(DeviceId, schedule::JobId), &Instant)| Kept {
+    let kept = |((device, job), (since, _)): (&(DeviceId, schedule::JobId), &(Instant, TenantId))| Kept {
         device: *device,
         job: *job,
         kept_ms: ms(since.elapsed()),

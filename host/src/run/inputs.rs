@@ -208,7 +208,7 @@ impl<'a> Opener<'a> {
         let adapters = self.init_adapter(&mut parameters, &model)?;
         let base = model.name.to_string();
         let loaded = adapters.first().map(|(_, weights)| &weights.config);
-        let limits = plan::limits(&model, (&train, held_out.as_deref()), (&parameters, loaded), &asked.limits, &mut self.reckoned);
+        let limits = plan::limits(&model, (&train, held_out.as_deref()), (&parameters, loaded), &asked.limits, &mut self.reckoned)?;
         let Asked { name, varied, seed, cohort, .. } = asked;
         Ok(Job {
             name,

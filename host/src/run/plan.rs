@@ -26,22 +26,28 @@ const BYTES_MIN: u64 = 64 << 20;
 pub(crate) type OfRows = (u64, Option<u64>, Digest);
 
 /// The limits of a job: the defaults, its planned device memory, and what was given over both.
+///
+/// # Errors
+/// Ours: the data cannot be read.
 pub(crate) fn limits(
     model: &OpenModel,
     (train, held_out): (&Rows, Option<&Rows>),
     (parameters, adapter): (&Map<String, Value>, Option<&LoraConfig>),
     given: &[Limit],
     reckoned: &mut Reckoned<OfRows>,
-) -> Limits {
+) -> anyhow::Result<Limits> {
     if !is_planned(given) {
-        return over(Limits::DEFAULT, given);
+        return Ok(over(Limits::DEFAULT, given));
     }
     let (of, length) = ((train.id(), held_out.map(Rows::id), model.digest), max_length(parameters, &model.config));
-    let sizes = reckoned.get(&of, length).unwrap_or_else(|| {
-        let measured = reckoned.learn(&of, measure(model, (train, held_out), &BTreeSet::from([length]), || ()));
-        measured.get(&length).cloned().unwrap_or_default()
-    });
-    over(planned(model, &sizes, (parameters, adapter)), given)
+    let sizes = match reckoned.get(&of, length) {
+        Some(sizes) => sizes,
+        None => {
+            let measured = measure(model, (train, held_out), &BTreeSet::from([length]), || Ok(()))?;
+            reckoned.learn(&of, measured).remove(&length).unwrap_or_default()
+        }
+    };
+    Ok(over(planned(model, &sizes, (parameters, adapter)), given))
 }
 
 /// Whether any of a job's memory is to be planned: not all of it was given.

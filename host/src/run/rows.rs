@@ -12,13 +12,26 @@ use nodus_sandbox::services::{Dataset, Refusal};
 
 use super::content::Content;
 use super::inputs::OpenModel;
-use super::services::ours;
+use super::services::{ours, refusal};
 use super::tokens::{Part, Tokens};
 use crate::error::user;
 use crate::name::Name;
 
 /// Decides, with the number of rows alone, which rows are held out: runs of other seeds stay comparable.
 const SPLIT_SEED: u64 = 0;
+
+/// What is read of a file at a time where somebody is asked between.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// Asks before each piece is read.
+struct Paced<R, F>(R, F);
+
+impl<R: Read, F: FnMut() -> io::Result<()>> Read for Paced<R, F> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.1()?;
+        self.0.read(buffer)
+    }
+}
 
 /// Rows of a data set in the store.
 #[derive(Debug)]
@@ -81,12 +94,19 @@ impl Rows {
         self.tokenise_for(model.digest, &model.config, model.text.as_deref(), max_length)
     }
 
-    /// Of each row how its targets weigh before any cut, as [`data::targets`] has it.
+    /// Of each line of the whole data set, by its number, how its targets weigh before any cut, as [`data::targets`] has it. `between` is asked before
+    /// each piece of the file is read.
     ///
     /// # Errors
-    /// The format's, as the guest sees it.
-    pub(crate) fn targets(&self, model: &OpenModel, take: impl FnMut(&[f32])) -> Result<(), Refusal> {
-        self.part.targets(BufReader::new(self.content.from(0)), &model.config, model.text.as_deref(), take)?;
+    /// The format's, as the guest sees it; what `between` says, as ours.
+    pub(crate) fn targets(
+        &self,
+        model: &OpenModel,
+        between: impl FnMut() -> io::Result<()>,
+        take: impl FnMut(u64, &[f32]),
+    ) -> Result<(), Refusal> {
+        let whole = BufReader::with_capacity(PIECE_BYTES, Paced(self.content.from(0), between));
+        data::targets(whole, &self.part.called(), &model.config, model.text.as_deref(), take).map_err(|error| refusal(&error))?;
         self.content.unchanged().map_err(|error| ours("reading the data", &error))
     }
 
@@ -212,9 +232,10 @@ mod tests {
         assert_eq!(lengths, [4990, 4990, 4990, 10, 10]);
         let first = tokenise(&train, 3).unwrap();
         assert!(Arc::ptr_eq(&first.examples, &tokenise(&train, 3).unwrap().examples));
-        let mut weights = Vec::new();
+        let (mut weights, part) = (Vec::new(), train.part());
         let whole = std::io::BufReader::new(root.open("lines").unwrap());
-        train.part().targets(whole, &config(), None, |row| weights.push(row.to_vec())).unwrap();
+        let of_it = |line, row: &[f32]| weights.extend(part.has(line).then(|| row.to_vec()));
+        data::targets(whole, "d", &config(), None, of_it).unwrap();
         assert!(first.examples.iter().map(|example| example.weights()).eq(&weights), "one after the other they are the same");
         let weak = Arc::downgrade(&first.examples);
         drop(first);

@@ -70,32 +70,14 @@ impl Part {
         Ok((examples, truncated))
     }
 
-    /// Of each line of the part how its targets weigh before any cut.
-    ///
-    /// # Errors
-    /// As [`data::targets`], as the guest sees it.
-    pub(crate) fn targets(
-        &self,
-        whole: impl BufRead,
-        config: &ModelConfig,
-        text: Option<&TextModel>,
-        mut take: impl FnMut(&[f32]),
-    ) -> Result<(), Refusal> {
-        let of_it = |line, weights: &[f32]| {
-            if self.has(line) {
-                take(weights);
-            }
-        };
-        data::targets(whole, &self.called(), config, text, of_it).map_err(|error| refusal(&error))
-    }
-
     /// Whether a line, by its number from 1, is of the part.
-    fn has(&self, line: u64) -> bool {
+    pub(crate) fn has(&self, line: u64) -> bool {
         let index = usize::try_from(line.saturating_sub(1)).unwrap_or(usize::MAX);
         self.rows.as_ref().is_none_or(|rows| rows.has(index))
     }
 
-    fn called(&self) -> String {
+    /// As messages name it.
+    pub(crate) fn called(&self) -> String {
         format!("data set `{}`", self.name)
     }
 }

@@ -43,8 +43,10 @@ pub(super) async fn clear(app: App) {
                 // Said already.
                 return Ok(None);
             }
-            service.state.sweep()?;
-            Ok(Some(service.state.delete_piece()?))
+            let swept = service.state.sweep();
+            let is_more = service.state.delete_piece()?;
+            swept?;
+            Ok(Some(is_more))
         };
         let pause = match app.blocking(clear).await {
             Ok(Some(true)) => began.elapsed(),

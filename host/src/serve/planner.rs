@@ -3,7 +3,8 @@
 //! Knows no request.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use nodus_api::Code;
@@ -46,6 +47,22 @@ pub(super) struct Data {
     pub(super) second: Option<Item>,
 }
 
+/// Sizes by the length that examples are cut at.
+type ByLength = BTreeMap<usize, Arc<Sizes>>;
+
+/// What was read for one request, which has it though others make that it is forgotten.
+pub(super) struct Read {
+    of: Digest,
+    sizes: ByLength,
+}
+
+/// What a plan needs to know: how large the examples of some data are for a model, at these lengths.
+pub(super) struct Asked {
+    pub(super) model: Arc<OpenModel>,
+    pub(super) data: Data,
+    pub(super) lengths: BTreeSet<usize>,
+}
+
 impl Data {
     /// Bytes of all of it.
     pub(super) fn bytes(&self) -> u64 {
@@ -67,9 +84,9 @@ impl Data {
         }
     }
 
-    /// What its sizes are known by.
-    fn of(&self, model: &OpenModel) -> Digest {
-        Digest::of(json!([model.digest, self.train.digest, self.held_out]).to_string().as_bytes())
+    /// What its sizes are known by: to its owner alone, since nobody is to see by how quickly a plan is made that another has the same data.
+    fn of(&self, of: TenantId, model: &OpenModel) -> Digest {
+        Digest::of(json!([of.number().to_string(), model.digest, self.train.digest, self.held_out]).to_string().as_bytes())
     }
 
     /// Its rows, open. Their lengths are read, and no result says what they were.
@@ -114,56 +131,65 @@ impl Planner {
         self.sizes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The sizes of a tenant's data, of what was just read or what was before; none where they are not all known.
+    pub(super) fn sizes(&self, of: TenantId, Asked { model, data, lengths }: &Asked, read: Option<Read>) -> Option<ByLength> {
+        let key = data.of(of, model);
+        let read = read.filter(|read| read.of == key && lengths.iter().all(|length| read.sizes.contains_key(length)));
+        read.map(|read| read.sizes).or_else(|| self.known(&key, lengths))
+    }
+
     /// What is known of data at these lengths; none where it is not all known.
-    fn known(&self, of: &Digest, lengths: &BTreeSet<usize>) -> Option<BTreeMap<usize, Arc<Sizes>>> {
+    fn known(&self, of: &Digest, lengths: &BTreeSet<usize>) -> Option<ByLength> {
         let reckoned = self.reckoned();
         lengths.iter().map(|length| Some((*length, reckoned.get(of, *length)?))).collect()
     }
 }
 
-/// A turn to read, given up for others now and then.
+/// A turn to read, given up for others now and then, and for good where nobody waits for what is read.
 struct Slice {
     reading: Arc<Checks>,
     of: TenantId,
     turn: Option<Turn>,
     since: Instant,
+    wanted: Weak<()>,
 }
 
 impl Slice {
     /// Returns once it is the tenant's turn, or still. Blocks.
-    fn pass(&mut self) {
+    fn pass(&mut self) -> io::Result<()> {
         if self.turn.is_some() && self.since.elapsed() < SLICE {
-            return;
+            return Ok(());
         }
         drop(self.turn.take());
+        if self.wanted.strong_count() == 0 {
+            return Err(io::Error::other("who asked is gone"));
+        }
         self.turn = Handle::current().block_on(self.reading.take(self.of));
         self.since = Instant::now();
+        Ok(())
     }
 }
 
-/// The sizes of a tenant's data at these lengths. Where they are not known the data is read once for all of them, a while at a time where others wait
-/// for theirs.
-pub(super) async fn sizes(
-    app: &App,
-    of: TenantId,
-    (model, data): (Arc<OpenModel>, Data),
-    lengths: BTreeSet<usize>,
-) -> Result<BTreeMap<usize, Arc<Sizes>>, Failure> {
-    let key = data.of(&model);
-    if let Some(known) = app.planner.known(&key, &lengths) {
-        return Ok(known);
-    }
+/// Reads data that is not known at these lengths, once for all of them, a while at a time where others wait for theirs.
+pub(super) async fn read(app: &App, of: TenantId, Asked { model, data, lengths }: Asked) -> Result<Read, Failure> {
     let begun = app.planner.begun.take(of).await;
-    app.blocking(move |service| {
-        let _begun = begun;
+    // Gone with this future, and so with the request.
+    let wanted = Arc::new(());
+    let weak = Arc::downgrade(&wanted);
+    let done = app.blocking(move |service| {
+        let (_begun, planner) = (begun, &service.planner);
+        let key = data.of(of, &model);
         // Whoever was before may have asked the same.
-        if let Some(known) = service.planner.known(&key, &lengths) {
-            return Ok(known);
+        if let Some(sizes) = planner.known(&key, &lengths) {
+            return Ok(Read { of: key, sizes });
         }
         let (train, held_out) = data.open(service, of)?;
-        let mut slice = Slice { reading: service.planner.reading.clone(), of, turn: None, since: Instant::now() };
-        let measured = measure(&model, (&train, held_out.as_deref()), &lengths, || slice.pass());
-        Ok(service.planner.reckoned().learn(&key, measured))
-    })
-    .await
+        let mut slice = Slice { reading: planner.reading.clone(), of, turn: None, since: Instant::now(), wanted: weak };
+        let measured = measure(&model, (&train, held_out.as_deref()), &lengths, || slice.pass()).map_err(Failure::ours)?;
+        let sizes = planner.reckoned().learn(&key, measured);
+        Ok(Read { of: key, sizes })
+    });
+    let done = done.await;
+    drop(wanted);
+    done
 }

@@ -2,7 +2,7 @@
 //!
 //! Decides nothing about when or where a job runs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use nodus_api::{Code, HeldOut as AskedHeldOut, SubmitRequest};
@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::adapters::Adapters;
 use super::failure::Failure;
-use super::planner::Data;
+use super::planner::{Asked, Data};
 use super::service::Service;
 use crate::error::{there_are, user};
 use crate::limits::{self, Limit, over};
@@ -25,8 +25,11 @@ use crate::settings::{INIT_ADAPTER, sorted};
 use crate::sweep::{Point, Sweep, name_of, points};
 use crate::text::escape;
 
+/// What the members of a sweep may have of their own, together: as JSON, and so a few times as much of memory while it is looked at.
+const VARIED_BYTES_MAX: u64 = 1 << 20;
 /// The parameters that a plan follows from.
-const PLANNED: [&str; 6] = ["rank", "targets", "layers", "batch_size", "max_length", INIT_ADAPTER];
+const PLANNED: [&str; 5] = ["rank", "targets", "layers", "batch_size", MAX_LENGTH];
+const MAX_LENGTH: &str = "max_length";
 
 /// The jobs that a tenant asks for, checked in all but what follows from the data's content. What all members have in common is there once, however many
 /// there are.
@@ -48,26 +51,26 @@ struct Drafted {
     varied: Point,
     /// Its parameters beside those in common.
     own: Map<String, Value>,
-    /// The parameters that its plan follows from.
-    planned: Map<String, Value>,
+    /// How many tokens of a line it reads.
+    max_length: usize,
     init_adapter: Option<(Digest, LoraConfig)>,
 }
 
 impl Draft {
     /// Looks everything up, and refuses what can be refused before data is read.
-    pub(super) fn of(service: &Service, of: TenantId, request: SubmitRequest) -> Result<Self, Failure> {
+    pub(super) fn of(service: &Service, of: TenantId, request: &SubmitRequest) -> Result<Self, Failure> {
         let component = item(service, of, ItemKind::Component, &request.component)?;
         let model = service.planner.model(service, &request.model)?;
-        let data = data(service, of, &model, &request)?;
+        let data = data(service, of, &model, request)?;
         let refused = |error: anyhow::Error| Failure::of(Code::JobRefused, error);
         let given = given(&request.limits).map_err(refused)?;
         let (lane, priority) = (lane(service, request.lane)?, priority(request.priority));
         let limits = unplanned(&given, &service.offers.limits).map_err(refused)?;
         inputs::bounded(data.bytes(), &limits).map_err(refused)?;
         let is_swept = !request.sweep.is_empty();
-        let points = members(&request).map_err(refused)?;
+        let points = members(request).map_err(refused)?;
         service.state.admits(of, priority, points.len() as u64)?;
-        let mut parameters = sorted(request.parameters);
+        let mut parameters = sorted(request.parameters.clone());
         let mut adapters = Adapters::default();
         let in_common = adapters.init((service, of), &mut parameters, &model)?;
         let common_bytes = length(&parameters);
@@ -75,10 +78,11 @@ impl Draft {
             let mut own = varied.clone();
             let init_adapter = adapters.init((service, of), &mut own, &model)?.or_else(|| in_common.clone());
             within(common_bytes, &own, &limits).map_err(refused)?;
-            let planned = planned(&parameters, &own);
+            let says = if own.contains_key(MAX_LENGTH) { &own } else { &parameters };
+            let max_length = plan::max_length(says, &model.config);
             own.retain(|key, value| varied.get(key) != Some(value));
             let name = if is_swept { name_of(&varied) } else { String::new() };
-            Ok(Drafted { name, varied, own, planned, init_adapter })
+            Ok(Drafted { name, varied, own, max_length, init_adapter })
         };
         let members = points.into_iter().map(member).collect::<Result<Vec<_>, Failure>>()?;
         let common = Common {
@@ -95,20 +99,26 @@ impl Draft {
         Ok(Self { common, members, limits, given, adapters, model, data })
     }
 
-    /// The data, and the lengths at which its sizes must be known; none where no memory is planned.
-    pub(super) fn asks(&self) -> ((Arc<OpenModel>, Data), BTreeSet<usize>) {
+    /// What must be known of the data; of no length where no memory is planned.
+    pub(super) fn asks(&self) -> Asked {
         let planned = self.members.iter().filter(|_| plan::is_planned(&self.given));
-        let lengths = planned.map(|member| plan::max_length(&member.planned, &self.model.config));
-        ((self.model.clone(), self.data.clone()), lengths.collect())
+        let lengths = planned.map(|member| member.max_length).collect();
+        Asked { model: self.model.clone(), data: self.data.clone(), lengths }
     }
 
     /// Plans each member's memory, and puts down once what their limits have in common.
     pub(super) fn plan(self, sizes: &BTreeMap<usize, Arc<Sizes>>, maxima: &Limits) -> Result<(Submission, Adapters), Failure> {
         let Self { mut common, members, limits: unplanned, given, adapters, model, .. } = self;
-        let member = |Drafted { name, varied, own, planned, init_adapter }: Drafted| {
-            let loaded = init_adapter.as_ref().map(|(_, config)| config);
-            let sizes = sizes.get(&plan::max_length(&planned, &model.config));
-            let limits = sizes.map_or(unplanned, |sizes| over(plan::planned(&model, sizes, (&planned, loaded)), &given));
+        // Of members that vary in nothing that a plan follows from.
+        let mut usual: Option<Limits> = None;
+        let member = |Drafted { name, varied, own, max_length, init_adapter }: Drafted| {
+            let plan = |sizes: &Arc<Sizes>| {
+                let loaded = init_adapter.as_ref().map(|(_, config)| config);
+                over(plan::planned(&model, sizes, (&planned([&own, &varied, &common.parameters]), loaded)), &given)
+            };
+            let plan = || sizes.get(&max_length).map_or(unplanned, plan);
+            let is_usual = !PLANNED.iter().chain(&[INIT_ADAPTER]).any(|key| varied.contains_key(*key));
+            let limits = if is_usual { *usual.get_or_insert_with(plan) } else { plan() };
             let limits = limits::within(limits, &given, maxima);
             let limits = limits.map_err(|error| Failure::of(Code::JobRefused, user(error.to_string())))?;
             let limits = limits.entries().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
@@ -147,14 +157,23 @@ fn unplanned(given: &[Limit], maxima: &Limits) -> anyhow::Result<Limits> {
     limits::within(over(defaults, given), given, maxima).map_err(|error| user(error.to_string()))
 }
 
-/// The parameters that a plan follows from.
-fn planned(common: &Map<String, Value>, own: &Map<String, Value>) -> Map<String, Value> {
-    PLANNED.iter().filter_map(|key| Some(((*key).to_owned(), own.get(*key).or_else(|| common.get(*key))?.clone()))).collect()
+/// The parameters that a plan follows from, each from the first of these that has it.
+fn planned<const N: usize>(parameters: [&Map<String, Value>; N]) -> Map<String, Value> {
+    let found = |key: &&str| parameters.iter().find_map(|parameters| parameters.get(*key)).map(|value| ((*key).to_owned(), value.clone()));
+    PLANNED.iter().filter_map(found).collect()
 }
 
 /// Bytes of parameters as JSON.
 fn length(parameters: &Map<String, Value>) -> u64 {
     json!(parameters).to_string().len() as u64
+}
+
+/// Bytes of what all members of a sweep have of their own, as JSON, before any of it is there.
+fn varied_bytes(request: &SubmitRequest) -> u64 {
+    let members: u64 = request.sweep.iter().map(|axis| axis.values.len() as u64).fold(1, u64::saturating_mul);
+    let values = |axis: &nodus_api::SweepAxis| axis.values.iter().map(|value| value.to_string().len() as u64).sum::<u64>();
+    let of = |axis: &nodus_api::SweepAxis| (members / (axis.values.len() as u64).max(1)).saturating_mul(values(axis));
+    request.sweep.iter().map(of).fold(0, u64::saturating_add)
 }
 
 /// The sweep's combinations; one without any for a single job.
@@ -165,7 +184,12 @@ fn members(request: &SubmitRequest) -> anyhow::Result<Vec<Point>> {
         }
         Sweep::new(axis.key.clone(), axis.values.clone()).map_err(|error| user(error.to_string()))
     };
-    points(&request.sweep.iter().map(sweep).collect::<anyhow::Result<Vec<_>>>()?)
+    let axes = request.sweep.iter().map(sweep).collect::<anyhow::Result<Vec<_>>>()?;
+    let bytes = varied_bytes(request);
+    if bytes > VARIED_BYTES_MAX {
+        return Err(user(format!("what varies between the sweep's members has {bytes} bytes in all, expected at most {VARIED_BYTES_MAX}")));
+    }
+    points(&axes)
 }
 
 fn given(given: &BTreeMap<String, u64>) -> anyhow::Result<Vec<Limit>> {

@@ -52,7 +52,7 @@ impl State {
     /// Removes the files that were let go since it was done last, and that no row speaks of: of what was kept and not referred to in the end, too.
     ///
     /// # Errors
-    /// The disk's; what is left is tried again the next time.
+    /// The disk's, the first; what is left is tried again the next time.
     pub fn sweep(&self) -> Result<()> {
         if self.blobs.access == Access::Rows {
             return Ok(());
@@ -64,13 +64,15 @@ impl State {
             return Ok(());
         }
         let named = self.database.read(|view| loose.iter().map(|digest| is_named(view, *digest)).collect::<Result<Vec<_>>>())?;
+        let mut done = Ok(());
         for (digest, is_named) in loose.into_iter().zip(named) {
-            if !is_named {
-                self.blobs.remove(digest)?;
+            match if is_named { Ok(()) } else { self.blobs.remove(digest) } {
+                Ok(()) => drop(pins.loose.remove(&digest)),
+                // One that stays is in no other's way.
+                Err(error) => done = done.and(Err(error)),
             }
-            pins.loose.remove(&digest);
         }
-        Ok(())
+        done
     }
 
     /// Whether there is a row of this content.
@@ -81,7 +83,7 @@ impl State {
     /// Removes the blobs that nothing refers to. Rows go before files: what is half done is done by the next run.
     ///
     /// # Errors
-    /// The disk's.
+    /// The disk's, the first: all that can be removed is.
     pub fn gc(&self) -> Result<Collected> {
         // Held to the end, so that nobody finds a blob in its place that is about to go.
         let pins = lock(&self.blobs.pins);
@@ -93,14 +95,16 @@ impl State {
             let rows = statement.query_map([], |row| row.get(0).map(Digest::from_bytes))?;
             Ok(rows.collect::<rusqlite::Result<_>>()?)
         })?;
-        let mut collected = Collected::default();
+        let (mut collected, mut done) = (Collected::default(), Ok(()));
         for (digest, bytes) in self.blobs.all()? {
-            if rows.binary_search(&digest).is_err() && !pins.is_held(digest) {
-                self.blobs.remove(digest)?;
-                collected.blobs += 1;
-                collected.bytes += bytes;
+            if rows.binary_search(&digest).is_ok() || pins.is_held(digest) {
+                continue;
+            }
+            match self.blobs.remove(digest) {
+                Ok(()) => collected = Collected { blobs: collected.blobs + 1, bytes: collected.bytes + bytes },
+                Err(error) => done = done.and(Err(error)),
             }
         }
-        Ok(collected)
+        done.map(|()| collected)
     }
 }

@@ -56,19 +56,25 @@ fn the_time_of_a_pass_is_booked_below_and_above_the_lowest_cut() {
     let high = lora(2, &[Module::DownProj], LayerSelection::Last(1));
     let (client, handle) = engine(&model).spawn(8).unwrap();
     let start = Instant::now();
+    // The least of some passes: whoever else is on the machine only adds to one.
     let times = |config| {
         let before = handle.counts();
-        runtime().block_on(async {
+        let least = runtime().block_on(async {
             client.call(create(slot(0), config, None)).await.unwrap();
+            let (mut least, mut so_far) = ((u64::MAX, u64::MAX), handle.counts());
             for _ in 0..20 {
                 client.call(train(slot(0), &batch(&model, 1, &[60, 50]))).await.unwrap();
+                let now = handle.counts();
+                least = (least.0.min(now.trunk_ns - so_far.trunk_ns), least.1.min(now.above_ns - so_far.above_ns));
+                so_far = now;
             }
             client.call(Command::DropJob { job: JobSlot(0) }).await.unwrap();
+            least
         });
         let after = handle.counts();
         assert_eq!((after.members - before.members, after.passes - before.passes), (20, 20));
         assert!(after.step_ns > before.step_ns && after.forming_ns > before.forming_ns);
-        (after.trunk_ns - before.trunk_ns, after.above_ns - before.above_ns)
+        least
     };
     let ((low_trunk, low_above), (high_trunk, high_above)) = (times(all_linear()), times(high));
     // With the cut at the bottom there is nothing below it but the embedding; with the cut at the top there is all but one layer's half.

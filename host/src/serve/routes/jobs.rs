@@ -2,6 +2,8 @@
 //!
 //! Never finds a job of another tenant.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Json as Answer;
@@ -12,9 +14,10 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::usual::{App, Caller, Failure, Id, Json, Query, Service};
+use crate::serve::planner::{self, Asked, Read};
 use crate::serve::submit::Draft;
+use crate::serve::words;
 use crate::serve::words::News;
-use crate::serve::{planner, words};
 
 /// Longest idempotency key.
 const KEY_CHARS_MAX: usize = 255;
@@ -43,42 +46,41 @@ pub(super) async fn submit(
 ) -> Result<(StatusCode, Answer<Submitted>), Failure> {
     let key = key(&headers, &request)?;
     let of = caller.0.id;
-    let turn = app.submissions.take(of).await;
-    let before = key.clone();
-    let drafted = app
-        .blocking(move |service| {
+    let (request, mut read) = (Arc::new(request), None);
+    let submitted = loop {
+        let turn = app.submissions.take(of).await;
+        let (key, request, read_before) = (key.clone(), request.clone(), read.take());
+        let step = move |service: &Service| {
             let _turn = turn;
-            match before.map(|key| service.state.submitted(of, &key)).transpose()?.flatten() {
-                Some(before) => Ok(Drafted::Before(before)),
-                None => Draft::of(service, of, request).map(Box::new).map(Drafted::New),
-            }
-        })
-        .await?;
-    let submitted = match drafted {
-        Drafted::Before(submitted) => submitted,
-        Drafted::New(draft) => queue(&app, of, key, *draft).await?,
+            step(service, of, key.as_ref(), &request, read_before)
+        };
+        match app.blocking(step).await? {
+            Step::Submitted(submitted) => break submitted,
+            Step::Unread(asked) => read = Some(planner::read(&app, of, asked).await?),
+        }
     };
     let jobs = submitted.jobs.iter().zip(submitted.names).map(|(id, name)| Member { id: id.to_string(), name }).collect();
     let status = if submitted.is_new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Answer(Submitted { cohort: submitted.cohort.to_string(), jobs })))
 }
 
-/// What a request comes to before data is read.
-enum Drafted {
-    /// It was submitted before, under its key.
-    Before(nodus_state::Submitted),
-    New(Box<Draft>),
+/// What a submission comes to.
+enum Step {
+    /// Its jobs are queued, now or under its key before.
+    Submitted(nodus_state::Submitted),
+    /// Data is to be read first. Nothing is held meanwhile but the request, which is looked at anew after that.
+    Unread(Asked),
 }
 
-/// Plans the jobs of a draft and queues them.
-async fn queue(app: &App, of: TenantId, key: Option<Key>, draft: Draft) -> Result<nodus_state::Submitted, Failure> {
-    let (data, lengths) = draft.asks();
-    let sizes = planner::sizes(app, of, data, lengths).await?;
-    app.blocking(move |service| {
-        let (submission, adapters) = draft.plan(&sizes, &service.offers.limits)?;
-        Ok(service.state.submit_from(of, key.as_ref(), &submission, &adapters.items(of))?)
-    })
-    .await
+fn step(service: &Service, of: TenantId, key: Option<&Key>, request: &SubmitRequest, read: Option<Read>) -> Result<Step, Failure> {
+    if let Some(before) = key.map(|key| service.state.submitted(of, key)).transpose()?.flatten() {
+        return Ok(Step::Submitted(before));
+    }
+    let draft = Draft::of(service, of, request)?;
+    let asked = draft.asks();
+    let Some(sizes) = service.planner.sizes(of, &asked, read) else { return Ok(Step::Unread(asked)) };
+    let (submission, adapters) = draft.plan(&sizes, &service.offers.limits)?;
+    Ok(Step::Submitted(service.state.submit_from(of, key, &submission, &adapters.items(of))?))
 }
 
 fn key(headers: &HeaderMap, request: &SubmitRequest) -> Result<Option<Key>, Failure> {
