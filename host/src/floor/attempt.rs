@@ -135,7 +135,7 @@ async fn begin(shared: &Arc<Shared>, claim: Claim, run: &Run, engine: &Engine, p
     let ending = match (fault, ending(&fared, (used.is_some(), last.was_at_work), process, run)) {
         (Some(Fault::Diverged(how)), _) => Ending::Diverged(how),
         (Some(Fault::Host(how)), _) => Ending::HostFault(how),
-        (_, Ending::Over) if has_end(&fared) && !is_whole => {
+        (_, Ending::Over) if has_end(&fared) && !is_whole && !is_out_of_time(&fared) => {
             Ending::Diverged("run again, the job ended before it had asked and told all that it asked and told before".to_owned())
         }
         (_, ending) => ending,
@@ -153,6 +153,12 @@ async fn give_up(process: &Process, how: &str) {
 /// Whether the job came to an end of its own.
 fn has_end(fared: &Fared) -> bool {
     matches!(&fared.ended, Ok(Some(Ended { end: Some(_), .. })))
+}
+
+/// Whether the job has used up its time, which may be anywhere: how far it gets in that is no matter of what it computes.
+fn is_out_of_time(fared: &Fared) -> bool {
+    let Ok(Some(Ended { end: Some(end), .. })) = &fared.ended else { return false };
+    matches!(end.outcome, Outcome::Failed(Failure::CpuTime { .. } | Failure::WallTime { .. }))
 }
 
 /// How the attempt ended.

@@ -189,7 +189,7 @@ impl Board {
         {
             engine.idle_since = Some(Instant::now());
         }
-        if !run.stint.was_at_work() {
+        if !run.stint.has_arrived() {
             self.unserved.insert(job, (run.tenant, run.stint));
         }
         Some(run)
@@ -323,7 +323,7 @@ mod tests {
             let mut stint = Stint::new(Some(turn_ms), gave_way);
             assert_eq!((turn_ms, stint.is_turn(), gave_way.is_some(), board.waits.of(of)), (70, true, true, 0));
             if was_at_work {
-                stint.begin();
+                stint.arrive();
             }
             board.running.insert(job, Run::new((tenant, cohort), (numbers, false), (EngineId(1), JobSlot(1)), stint));
             board.leave(job);

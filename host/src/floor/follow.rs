@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use super::Shared;
 use super::board::{Run, Wish};
 use super::engines::Engine;
+use super::stint::Stint;
 use super::transcript::Transcript;
 use crate::engine::Process;
 use crate::guest::{Need, Order};
@@ -26,6 +27,8 @@ use crate::run::inputs::Job;
 const CALLS: &str = "nodus_journal_calls_total";
 /// A job that was at work in an engine that died is suspected for as long as so many snapshots are apart, beyond where it was.
 const TRIAL_SNAPSHOTS: u32 = 2;
+/// How often it is looked whether a job has asked something new.
+const LOOK: Duration = Duration::from_millis(100);
 /// How long a job that makes room may take to be kept as it is.
 const CHECKPOINT: Duration = Duration::from_secs(60);
 
@@ -116,23 +119,31 @@ impl At<'_> {
         std::future::pending().await
     }
 
-    /// Says what was done again, once nothing more is: the job is at work from then on. One that is not kept, and so begins anew, is where it was once it
-    /// has told again what it told. Never resolves.
+    /// Says what was done again, once nothing more is; the job is at work once it asks something new. One that is not kept, and so begins anew, is where
+    /// it was once it has told again what it told. Never resolves.
     async fn tell_going_on(&self, mut caught_up: watch::Receiver<bool>) {
         self.scribe.caught_up().await;
         if caught_up.wait_for(|is_so| *is_so).await.is_err() {
             // It has ended.
             std::future::pending::<()>().await;
         }
-        self.shared.board().running.get_mut(&self.claim.job).into_iter().for_each(|run| run.stint.begin());
         let Tally { answered, repeated, repeated_steps, repeated_ms, .. } = self.scribe.tally();
+        self.tell_stint(Stint::arrive);
         if answered + repeated > 0 {
             let job = self.claim.job;
             counter!(CALLS, "how" => "answered").increment(answered);
             counter!(CALLS, "how" => "repeated").increment(repeated);
             tracing::info!(%job, answered, repeated, repeated_steps, repeated_ms, "a job went on where it was cut off");
         }
+        while self.scribe.calls().made() <= answered + repeated {
+            tokio::time::sleep(LOOK).await;
+        }
+        self.tell_stint(Stint::begin);
         std::future::pending().await
+    }
+
+    fn tell_stint(&self, tell: fn(&mut Stint)) {
+        self.shared.board().running.get_mut(&self.claim.job).into_iter().for_each(|run| tell(&mut run.stint));
     }
 
     /// Asks the job to stop once its owner does; not before it has told again what it told when it was run before, since then it had not

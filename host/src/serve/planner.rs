@@ -25,6 +25,8 @@ use crate::run::sizes::{Reckoned, Sizes, measure};
 
 /// Readings that have begun and are not at their ends.
 const BEGUN_MAX: usize = 64;
+/// Bytes of data that take a moment.
+const LITTLE_BYTES_MAX: u64 = 1 << 20;
 /// How long one goes on before it is another's turn.
 const SLICE: Duration = Duration::from_millis(100);
 
@@ -36,6 +38,8 @@ pub(crate) struct Planner {
     begun: Arc<Checks>,
     /// Who reads now: one at a time, since each takes a processor, and each for a while.
     reading: Arc<Checks>,
+    /// The same for little data, which is read to its end at once and waits for no large one.
+    little: Arc<Checks>,
 }
 
 /// The data of a job or a sweep: what is trained on, and what is held out.
@@ -110,7 +114,7 @@ impl Data {
 impl Planner {
     pub(super) fn new() -> Self {
         let (models, sizes) = Default::default();
-        Self { models, sizes, begun: Checks::bounded(BEGUN_MAX, 1), reading: Checks::new(1) }
+        Self { models, sizes, begun: Checks::bounded(BEGUN_MAX, 1), reading: Checks::new(1), little: Checks::new(1) }
     }
 
     /// A model, opened once.
@@ -172,12 +176,14 @@ impl Slice {
 
 /// Reads data that is not known at these lengths, once for all of them, a while at a time where others wait for theirs.
 pub(super) async fn read(app: &App, of: TenantId, Asked { model, data, lengths }: Asked) -> Result<Read, Failure> {
-    let begun = app.planner.begun.take(of).await;
+    let is_little = data.bytes() <= LITTLE_BYTES_MAX;
+    let places = if is_little { &app.planner.little } else { &app.planner.begun };
+    let place = places.take(of).await;
     // Gone with this future, and so with the request.
     let wanted = Arc::new(());
     let weak = Arc::downgrade(&wanted);
     let done = app.blocking(move |service| {
-        let (_begun, planner) = (begun, &service.planner);
+        let (_place, planner) = (place, &service.planner);
         let key = data.of(of, &model);
         // Whoever was before may have asked the same.
         if let Some(sizes) = planner.known(&key, &lengths) {
@@ -185,7 +191,8 @@ pub(super) async fn read(app: &App, of: TenantId, Asked { model, data, lengths }
         }
         let (train, held_out) = data.open(service, of)?;
         let mut slice = Slice { reading: planner.reading.clone(), of, turn: None, since: Instant::now(), wanted: weak };
-        let measured = measure(&model, (&train, held_out.as_deref()), &lengths, || slice.pass()).map_err(Failure::ours)?;
+        let measured = measure(&model, (&train, held_out.as_deref()), &lengths, || if is_little { Ok(()) } else { slice.pass() })
+            .map_err(Failure::ours)?;
         let sizes = planner.reckoned().learn(&key, measured);
         Ok(Read { of: key, sizes })
     });

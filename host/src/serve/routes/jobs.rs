@@ -56,7 +56,7 @@ pub(super) async fn submit(
         };
         match app.blocking(step).await? {
             Step::Submitted(submitted) => break submitted,
-            Step::Unread(asked) => read = Some(planner::read(&app, of, asked).await?),
+            Step::Unread(asked) => read = Some(planner::read(&app, of, *asked).await?),
         }
     };
     let jobs = submitted.jobs.iter().zip(submitted.names).map(|(id, name)| Member { id: id.to_string(), name }).collect();
@@ -69,7 +69,7 @@ enum Step {
     /// Its jobs are queued, now or under its key before.
     Submitted(nodus_state::Submitted),
     /// Data is to be read first. Nothing is held meanwhile but the request, which is looked at anew after that.
-    Unread(Asked),
+    Unread(Box<Asked>),
 }
 
 fn step(service: &Service, of: TenantId, key: Option<&Key>, request: &SubmitRequest, read: Option<Read>) -> Result<Step, Failure> {
@@ -78,7 +78,7 @@ fn step(service: &Service, of: TenantId, key: Option<&Key>, request: &SubmitRequ
     }
     let draft = Draft::of(service, of, request)?;
     let asked = draft.asks();
-    let Some(sizes) = service.planner.sizes(of, &asked, read) else { return Ok(Step::Unread(asked)) };
+    let Some(sizes) = service.planner.sizes(of, &asked, read) else { return Ok(Step::Unread(Box::new(asked))) };
     let (submission, adapters) = draft.plan(&sizes, &service.offers.limits)?;
     Ok(Step::Submitted(service.state.submit_from(of, key, &submission, &adapters.items(of))?))
 }
