@@ -263,6 +263,11 @@ pub(crate) fn number(words: [u64; 8]) -> Option<u32> {
     configured(&algorithm(words), sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_ID)
 }
 
+/// The tile of an algorithm, as the library numbers them (`cublasLtMatmulTile_t`): outputs x rows.
+pub(crate) fn tile(words: [u64; 8]) -> Option<u32> {
+    configured(&algorithm(words), sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_TILE_ID)
+}
+
 /// Whether an algorithm adds each result in one piece.
 pub(crate) fn undivided(words: [u64; 8]) -> bool {
     use sys::cublasLtMatmulAlgoConfigAttributes_t as Attribute;

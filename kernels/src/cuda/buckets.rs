@@ -4,7 +4,9 @@
 //! what two orders of a sum differ by, so that operands whose products cancel are compared too: of those, rounding is all that is left.
 #![expect(unsafe_code, reason = "runs products")]
 
-use super::blas::{Operands, Prepared, logits_pitch, number};
+use std::collections::BTreeMap;
+
+use super::blas::{Operands, Prepared, logits_pitch, number, tile};
 use super::device::{CudaDevice, Element};
 use super::linear::{rows_max, takes};
 use super::memory::{Block, Owner};
@@ -18,7 +20,7 @@ const ASKED: [usize; 3] = [256, 512, 4096];
 const MANY_ROWS: usize = 4096;
 
 /// Pins for each bucket of rows another algorithm: where the pinned one leaves multiprocessors idle, one that is estimated to take less time;
-/// else the one that the heuristic puts first for that many rows.
+/// else one of large tiles where these fill the card, or the one that the heuristic puts first for that many rows.
 pub(super) fn pin(device: &mut CudaDevice, key: Key, words: [u64; 8]) -> Result<(), DeviceError> {
     let most = rows_max(key);
     let mut above = 0;
@@ -35,46 +37,107 @@ pub(super) fn pin(device: &mut CudaDevice, key: Key, words: [u64; 8]) -> Result<
     Ok(())
 }
 
-fn better(device: &mut CudaDevice, key: Key, words: [u64; 8], (above, rows): (usize, usize)) -> Result<Option<[u64; 8]>, DeviceError> {
-    let prepared = Prepared::new(key, rows, device.precision)?;
-    let cost = |device: &CudaDevice, words| {
-        let waves = device.blas.check(&prepared, words)?.waves;
-        Some((cost(key, rows, waves, device.gpu.properties.multiprocessors), waves))
-    };
-    let Some((present, waves)) = cost(device, words) else { return Ok(None) };
-    let mut offers: Vec<(f32, [u64; 8])> = Vec::new();
-    if waves >= BUSY {
-        // The library's own order is good where most multiprocessors have work.
-        let own = device.blas.offers(&prepared)?.into_iter().find(|offer| number(*offer) == number(words));
-        offers.extend(own.filter(|offer| *offer != words).map(|offer| (0.0, offer)));
-    }
-    for asked in ASKED.into_iter().chain([rows]).filter(|_| waves < BUSY) {
-        for offer in device.blas.offers(&Prepared::new(key, asked.min(rows_max(key)), device.precision)?)? {
-            // Others of the library's algorithms are far from what the estimate thinks.
-            if number(offer) == number(words) && !offers.iter().any(|(_, known)| *known == offer) {
-                offers.extend(cost(device, offer).map(|(cost, _)| (cost, offer)));
-            }
-        }
-    }
-    offers.retain(|(cost, _)| *cost < 0.9 * present);
-    offers.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-    if offers.is_empty() {
+fn better(device: &mut CudaDevice, key: Key, pinned: [u64; 8], (above, rows): (usize, usize)) -> Result<Option<[u64; 8]>, DeviceError> {
+    let bucket = Bucket { key, rows, prepared: Prepared::new(key, rows, device.precision)?, pinned };
+    let Some(waves) = bucket.waves(device, pinned) else { return Ok(None) };
+    let preferred = if waves < BUSY { bucket.quicker(device, waves)? } else { [bucket.large(device)?, bucket.first(device)?].concat() };
+    // The pinned one needs no comparison, and nothing that comes after it.
+    let candidates: Vec<_> = preferred.into_iter().take_while(|candidate| *candidate != pinned).collect();
+    if candidates.is_empty() {
         return Ok(None);
     }
     let arrays = Arrays::new(device, key, rows)?;
-    for (_, offer) in offers.into_iter().take(TRIED) {
-        if takes(device, key, offer, above, rows)? && arrays.equal(device, &prepared, [words, offer])? {
-            return Ok(Some(offer));
+    for candidate in candidates {
+        if takes(device, key, candidate, above, rows)? && arrays.equal(device, &bucket.prepared, [pinned, candidate])? {
+            return Ok(Some(candidate));
         }
     }
     Ok(None)
+}
+
+/// A product with the most rows of a bucket, and what is pinned for any number of them.
+struct Bucket {
+    key: Key,
+    rows: usize,
+    prepared: Prepared,
+    pinned: [u64; 8],
+}
+
+impl Bucket {
+    /// How often an algorithm's tiles fill the multiprocessors; none where it cannot do the product.
+    fn waves(&self, device: &CudaDevice, words: [u64; 8]) -> Option<f32> {
+        Some(device.blas.check(&self.prepared, words)?.waves)
+    }
+
+    /// What the heuristic offers when it is asked for these numbers of rows, each once. Of the pinned one's number alone: others of the
+    /// library's algorithms are far from what the estimate thinks.
+    fn offers(&self, device: &CudaDevice, asked: impl IntoIterator<Item = usize>) -> Result<Vec<[u64; 8]>, DeviceError> {
+        let mut offers = Vec::new();
+        for rows in asked {
+            for offer in device.blas.offers(&Prepared::new(self.key, rows.min(rows_max(self.key)), device.precision)?)? {
+                if number(offer) == number(self.pinned) && !offers.contains(&offer) {
+                    offers.push(offer);
+                }
+            }
+        }
+        Ok(offers)
+    }
+
+    /// Offers that are estimated to take well under the time of the pinned one, whose waves are given; the quickest first.
+    fn quicker(&self, device: &CudaDevice, pinned_waves: f32) -> Result<Vec<[u64; 8]>, DeviceError> {
+        let cost = |waves| cost(self.key, self.rows, waves, device.gpu.properties.multiprocessors);
+        let offers = self.offers(device, ASKED.into_iter().chain([self.rows]))?;
+        let mut costs: Vec<_> = offers.into_iter().filter_map(|offer| Some((cost(self.waves(device, offer)?), offer))).collect();
+        costs.retain(|(candidate, _)| *candidate < 0.9 * cost(pinned_waves));
+        costs.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        Ok(costs.into_iter().map(|(_, offer)| offer).take(TRIED).collect())
+    }
+
+    /// One of each large tile that fills the card, in their order: the pinned one where it has that tile, else what is offered for the
+    /// bucket's rows before what is for others. None for heads, whose results are wider and of which nothing was measured.
+    fn large(&self, device: &CudaDevice) -> Result<Vec<[u64; 8]>, DeviceError> {
+        if !matches!(self.key.product, Product::Linear | Product::LinearBias | Product::LinearBackward) {
+            return Ok(Vec::new());
+        }
+        let offers = self.offers(device, [self.rows].into_iter().chain(ASKED))?;
+        let mut by_place = BTreeMap::new();
+        for words in [self.pinned].into_iter().chain(offers) {
+            let place = tile(words).zip(self.waves(device, words)).and_then(|(tile, waves)| place(tile, waves));
+            if let Some(place) = place {
+                by_place.entry(place).or_insert(words);
+            }
+        }
+        Ok(by_place.into_values().collect())
+    }
+
+    /// What the heuristic puts first: the library's own order is good where most multiprocessors have work.
+    fn first(&self, device: &CudaDevice) -> Result<Vec<[u64; 8]>, DeviceError> {
+        Ok(self.offers(device, [self.rows])?.into_iter().take(1).collect())
+    }
+}
+
+/// Tiles of 256 x 128 and 128 x 256 (outputs x rows), in order of preference. The larger a tile, the fewer bytes of operands go to the
+/// multiprocessors and the less energy a product takes. It is energy that takes time in a pass: an H200 at its bound on power needs 352 us
+/// by these and 382 by tiles of 64 x 256 (4096 outputs, 14,336 inputs, 2048 rows), which a loop of moments finds the quickest.
+const LARGE: [u32; 2] = [24, 23];
+
+/// How many rounds of large tiles there may be: in 14 that are nearly full, smaller ones were 3 % quicker.
+const ROUNDS: f32 = 4.0;
+
+/// How full the rounds of large tiles must be.
+const FULL: f32 = 0.95;
+
+/// The place of a tile among the large ones, where it ends in few rounds that are nearly full.
+fn place(tile: u32, waves: f32) -> Option<usize> {
+    let fills = waves <= ROUNDS && waves / waves.ceil() >= FULL;
+    LARGE.into_iter().position(|large| large == tile).filter(|_| fills)
 }
 
 /// Multiprocessors that have work, of all, from which on the library's own order is trusted. Below it was seen to offer what takes ten times
 /// as long as its best (896 outputs, 4864 inputs, 128 rows).
 const BUSY: f32 = 0.5;
 
-/// How many offers are tried for a bucket.
+/// How many of those that are estimated to be quicker are tried for a bucket.
 const TRIED: usize = 3;
 
 /// About the microseconds of a product whose tiles fill the multiprocessors so many times: a step of 64 along the inner dimension costs 0.05 and
@@ -196,7 +259,22 @@ impl Arrays {
 
 #[cfg(test)]
 mod tests {
-    use super::{Key, Product, cost};
+    use super::{Key, Product, cost, place};
+
+    /// Waves of an H200's 132 multiprocessors, each shape with 2048 rows.
+    #[test]
+    fn large_tiles_are_preferred_where_they_fill_few_rounds() {
+        for (outputs, preferred) in [(2048, true), (4096, true), (6144, true), (11_264, false), (28_672, false)] {
+            let waves = (outputs / 256 * 2048 / 128) as f32 / 132.0;
+            assert_eq!(place(24, waves).is_some(), preferred, "{outputs} outputs, {waves} waves");
+        }
+        assert!(place(24, 0.97) < place(23, 0.97), "256 x 128 comes first");
+        assert_eq!(place(20, 0.97), None, "128 x 128 is not large");
+        assert_eq!(place(24, 0.48), None, "half a round");
+        assert_eq!(place(24, 2.1), None, "the third round is nearly empty");
+        assert_eq!(place(24, 4.97), None, "full, but many rounds");
+        assert_eq!(place(24, 0.0), None, "no tiles");
+    }
 
     /// Times of an H200, less what a launch costs.
     #[test]
