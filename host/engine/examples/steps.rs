@@ -2,8 +2,8 @@
 //!
 //! Never measures what it has not checked, where `--check` is given: each job's losses and adapter bytes against its solo run.
 //!
-//! `steps [--only TEXT] [--steps N] [--check] [--beside] [--profile] [--kept FOLDER]`; `NODUS_CUDA_LIBRARIES` names folders of NVRTC and
-//! cuBLASLt. FOLDER keeps what the device keeps between starts: an empty one shows what the first start takes.
+//! `steps [--only TEXT] [--steps N] [--check] [--beside] [--profile] [--plan] [--kept FOLDER]`; `NODUS_CUDA_LIBRARIES` names folders of
+//! NVRTC and cuBLASLt. FOLDER keeps what the device keeps between starts: an empty one shows what the first start takes.
 #![expect(clippy::disallowed_methods, reason = "an example has no host to hand it the environment")]
 #![expect(clippy::print_stdout, reason = "a table for people")]
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "a measurement that goes wrong stops")]
@@ -35,6 +35,7 @@ struct Row {
 }
 
 fn rows() -> Vec<Row> {
+    // Short rows of a trunk first: one that follows a row of seconds finds the card's clock low.
     let (all, top) = (LayerSelection::All, LayerSelection::Last(1));
     let row = |trunk, layers: &LayerSelection, jobs, (sequences, length), reach_ms, floor_ms| Row {
         trunk,
@@ -49,16 +50,16 @@ fn rows() -> Vec<Row> {
     vec![
         row("qwen2.5-0.5b", &all, 1, (1, 128), Some(4.5), None),
         row("qwen2.5-0.5b", &all, 16, (1, 128), Some(10.0), Some(5.5)),
+        row("llama-1.1b", &top, 1, (1, 256), Some(2.2), None),
+        row("llama-1.1b", &top, 16, (1, 256), Some(5.0), Some(3.2)),
         row("llama-1.1b", &top, 1, (4, 512), Some(8.5), Some(6.3)),
         row("llama-1.1b", &top, 16, (4, 512), Some(32.0), Some(25.0)),
         row("llama-1.1b", &top, 32, (4, 512), None, None),
-        row("llama-1.1b", &top, 1, (1, 256), Some(2.2), None),
-        row("llama-1.1b", &top, 16, (1, 256), Some(5.0), Some(3.2)),
+        row("llama-8b", &top, 1, (1, 256), Some(9.5), Some(5.8)),
+        row("llama-8b", &top, 16, (1, 256), Some(30.0), Some(22.0)),
         row("llama-8b", &top, 1, (4, 512), Some(54.0), Some(46.0)),
         row("llama-8b", &top, 16, (4, 512), Some(205.0), Some(165.0)),
         row("llama-8b", &top, 32, (4, 512), None, None),
-        row("llama-8b", &top, 1, (1, 256), Some(9.5), Some(5.8)),
-        row("llama-8b", &top, 16, (1, 256), Some(30.0), Some(22.0)),
     ]
 }
 
@@ -353,6 +354,9 @@ fn main() {
                     println!("{:>8.3} ms {:>6.1} us x {:<4} {name}", ms / 6.0, ms / *count as f64 * 1e3, count / 6);
                 }
             }
+        }
+        if has("--plan") {
+            print!("{}", bench.engine.device().described_products());
         }
     }
 }

@@ -217,6 +217,16 @@ impl CudaDevice {
         &self.plan
     }
 
+    /// The plan's products with the number, tile and stages of each algorithm. For measurements.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn described_products(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = self.plan.write_products(&mut text, blas::describe);
+        text
+    }
+
     /// Whether the library chooses the algorithm of each product for its number of rows, as it would for anybody: results are not exact then.
     /// For measuring what exactness costs.
     #[doc(hidden)]

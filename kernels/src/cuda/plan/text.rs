@@ -24,7 +24,7 @@ pub struct PlanError {
 }
 
 /// An algorithm's words.
-fn text(words: &[u64; 8]) -> String {
+fn text(words: [u64; 8]) -> String {
     words.iter().fold("cublaslt".to_owned(), |mut text, word| {
         // Writing to a string does not fail.
         let _ = write!(text, " {word:016x}");
@@ -38,16 +38,7 @@ impl std::fmt::Display for Plan {
         for (name, value) in &self.header {
             writeln!(f, "{name}: {value}")?;
         }
-        for (key, choice) in &self.choices {
-            let choice = match choice {
-                Choice::Own => "own".to_owned(),
-                Choice::CublasLt(words) => text(words),
-            };
-            writeln!(f, "{} {} {} {choice}", key.product.name(), key.outputs, key.inputs)?;
-        }
-        for ((key, bucket), words) in &self.buckets {
-            writeln!(f, "{} {} {} to {bucket} {}", key.product.name(), key.outputs, key.inputs, text(words))?;
-        }
+        self.write_products(f, text)?;
         for ((outputs, inputs), choice) in &self.gate_ups {
             let choice = GATE_UPS.iter().find(|(known, _)| known == choice).map_or("", |(_, name)| name);
             writeln!(f, "{GATE_UP} {outputs} {inputs} {choice}")?;
@@ -81,6 +72,21 @@ impl FromStr for Plan {
 }
 
 impl Plan {
+    /// Every product, then every bucket of rows with an algorithm of its own, a line each; `algorithm` says how cuBLASLt's are written.
+    pub(in crate::cuda) fn write_products(&self, out: &mut impl std::fmt::Write, algorithm: fn([u64; 8]) -> String) -> std::fmt::Result {
+        for (Key { product, outputs, inputs }, choice) in &self.choices {
+            let choice = match choice {
+                Choice::Own => "own".to_owned(),
+                Choice::CublasLt(words) => algorithm(*words),
+            };
+            writeln!(out, "{} {outputs} {inputs} {choice}", product.name())?;
+        }
+        for ((Key { product, outputs, inputs }, bucket), words) in &self.buckets {
+            writeln!(out, "{} {outputs} {inputs} to {bucket} {}", product.name(), algorithm(*words))?;
+        }
+        Ok(())
+    }
+
     /// One line of a text after its header.
     fn take(&mut self, line: &str) -> Result<(), &'static str> {
         let mut words = line.split(' ');
