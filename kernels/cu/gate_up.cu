@@ -6,9 +6,9 @@
 
 struct GateUp {
     Product product;
-    act* out;
+    TensorMap out; // tiles of 64 rows
     u32 width;
-    u32 zero[29];
+    u32 zero[31];
 };
 
 #ifdef NODUS_BROKEN_GATE_UP
@@ -26,26 +26,23 @@ __device__ __forceinline__ u32 swiglu_of_two(const float* gate, const float* up)
 struct GateAndUp {
     const GateUp& p;
 
-    // Half of the panels of a tile are gate's.
-    __device__ __forceinline__ u32 column(Place at, u32 panel) const {
-        u32 mine = at.panels / 2, c = (at.before / 2 + panel % mine) * 32;
-        return panel < mine ? c : p.width + c;
-    }
+    // The columns of a tile are 64 of gate, then the same of up.
+    __device__ __forceinline__ u32 column(Place at, u32 half) const { return at.column / 2 + half * p.width; }
 
-    template <int BLOCKS> __device__ __forceinline__ void finish(const float (&acc)[BLOCKS][4], Place at, u32 part) const {
-        constexpr int MINE = BLOCKS / 2;
-        u32 c = at.before * 16 + threadIdx.x % 4 * 8;
-        act* out = p.out + first_row(at, part) * p.width + c;
+    __device__ __forceinline__ void finish(const Sums& sums, Place at, act (&squares)[2][SQUARE], u32 part) const {
+        bool tells = threadIdx.x % 128 == 0;
+        if (tells) stores_read();
+        meet(part);
 #pragma unroll
-        for (int j = 0; j < MINE; j += 4)
+        for (int half = 0; half < 2; half++)
 #pragma unroll
-            for (int side = 0; side < 2; side++) {
-                u32 words[4];
+            for (int i = 0; i < 8; i++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) words[i] = swiglu_of_two(acc[j + i] + side * 2, acc[MINE + j + i] + side * 2);
-                trade(words);
-                if (c + j * 8 < p.width) *(uint4*)(out + side * 8 * (u64)p.width + j * 8) = make_uint4(words[0], words[1], words[2], words[3]);
-            }
+                for (int second = 0; second < 2; second++)
+                    *word_at(squares[half], i, second) = swiglu_of_two(sums[half][i] + second * 2, sums[half][8 + i] + second * 2);
+        meet(part);
+        if (tells)
+            for (u32 half = 0; half < 2; half++) store_tile(&p.out, squares[half], at.column / 2, at.row + half * 64);
     }
 };
 

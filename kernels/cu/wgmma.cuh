@@ -43,13 +43,7 @@ __device__ __forceinline__ void end_wgmma() {
 #define NAMES_64 \
     NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
-#define NAMES_96 \
-    NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define NAMES_128 \
-    NAMES_96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122" \
-    ",%123,%124,%125,%126,%127"
-
-// acc (64 x 64, and up to 64 x 256) = A B^T for 16 inner elements, or += where `more`: both tiles, their rows contiguous.
+// acc (64 x 64, or 64 x 128) = A B^T for 16 inner elements, or += where `more`: both tiles, their rows contiguous.
 __device__ __forceinline__ void step_tiles(float (&acc)[8][4], u64 a, u64 b, u32 more) {
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %34, 0;\n\t"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;\n\t}"
@@ -59,16 +53,6 @@ __device__ __forceinline__ void step_tiles(float (&acc)[16][4], u64 a, u64 b, u3
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %66, 0;\n\t"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, %64, %65, p, 1, 1, 0, 0;\n\t}"
                  : THIRTY_TWO(0), THIRTY_TWO(8) : "l"(a), "l"(b), "r"(more));
-}
-__device__ __forceinline__ void step_tiles(float (&acc)[24][4], u64 a, u64 b, u32 more) {
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %98, 0;\n\t"
-                 "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" NAMES_96 "}, %96, %97, p, 1, 1, 0, 0;\n\t}"
-                 : THIRTY_TWO(0), THIRTY_TWO(8), THIRTY_TWO(16) : "l"(a), "l"(b), "r"(more));
-}
-__device__ __forceinline__ void step_tiles(float (&acc)[32][4], u64 a, u64 b, u32 more) {
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %130, 0;\n\t"
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" NAMES_128 "}, %128, %129, p, 1, 1, 0, 0;\n\t}"
-                 : THIRTY_TWO(0), THIRTY_TWO(8), THIRTY_TWO(16), THIRTY_TWO(24) : "l"(a), "l"(b), "r"(more));
 }
 // acc (64 x 64, or 64 x 128) += A B for 16 inner elements: A in registers, B a tile's 16 rows.
 __device__ __forceinline__ void step_held(float (&acc)[8][4], const u32 (&a)[4], u64 b) {

@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use super::blas::{Operands, Prepared, logits_pitch, number, tile};
+use super::blas::{Operands, Prepared, logits_pitch, number};
 use super::device::{CudaDevice, Element};
+use super::energy;
 use super::linear::{rows_max, takes};
 use super::memory::{Block, Owner};
 use super::plan::{BUCKETS, Key, Product, Slices};
@@ -20,7 +21,7 @@ const ASKED: [usize; 3] = [256, 512, 4096];
 const MANY_ROWS: usize = 4096;
 
 /// Pins for each bucket of rows another algorithm: where the pinned one leaves multiprocessors idle, one that is estimated to take less time;
-/// else one of large tiles where these fill the card, or the one that the heuristic puts first for that many rows.
+/// else one whose tiles take little energy, or the one that the heuristic puts first for that many rows.
 pub(super) fn pin(device: &mut CudaDevice, key: Key, words: [u64; 8]) -> Result<(), DeviceError> {
     let most = rows_max(key);
     let mut above = 0;
@@ -40,9 +41,9 @@ pub(super) fn pin(device: &mut CudaDevice, key: Key, words: [u64; 8]) -> Result<
 fn better(device: &mut CudaDevice, key: Key, pinned: [u64; 8], (above, rows): (usize, usize)) -> Result<Option<[u64; 8]>, DeviceError> {
     let bucket = Bucket { key, rows, prepared: Prepared::new(key, rows, device.precision)?, pinned };
     let Some(waves) = bucket.waves(device, pinned) else { return Ok(None) };
-    let preferred = if waves < BUSY { bucket.quicker(device, waves)? } else { [bucket.large(device)?, bucket.first(device)?].concat() };
+    let preferred = if waves < BUSY { bucket.quicker(device, waves)? } else { [bucket.frugal(device)?, bucket.first(device)?].concat() };
     // The pinned one needs no comparison, and nothing that comes after it.
-    let candidates: Vec<_> = preferred.into_iter().take_while(|candidate| *candidate != pinned).collect();
+    let candidates: Vec<_> = preferred.into_iter().take_while(|candidate| *candidate != pinned).take(TRIED).collect();
     if candidates.is_empty() {
         return Ok(None);
     }
@@ -90,20 +91,16 @@ impl Bucket {
         let mut costs: Vec<_> = offers.into_iter().filter_map(|offer| Some((cost(self.waves(device, offer)?), offer))).collect();
         costs.retain(|(candidate, _)| *candidate < 0.9 * cost(pinned_waves));
         costs.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-        Ok(costs.into_iter().map(|(_, offer)| offer).take(TRIED).collect())
+        Ok(costs.into_iter().map(|(_, offer)| offer).collect())
     }
 
-    /// One of each large tile that fills the card, in their order: the pinned one where it has that tile, else what is offered for the
-    /// bucket's rows before what is for others. None for heads, whose results are wider and of which nothing was measured.
-    fn large(&self, device: &CudaDevice) -> Result<Vec<[u64; 8]>, DeviceError> {
-        if !matches!(self.key.product, Product::Linear | Product::LinearBias | Product::LinearBackward) {
-            return Ok(Vec::new());
-        }
+    /// One of each tile that takes little energy here, in their order: the pinned one where it has that tile, else what is offered for the bucket's rows before
+    /// what is for others.
+    fn frugal(&self, device: &CudaDevice) -> Result<Vec<[u64; 8]>, DeviceError> {
         let offers = self.offers(device, [self.rows].into_iter().chain(ASKED))?;
         let mut by_place = BTreeMap::new();
         for words in [self.pinned].into_iter().chain(offers) {
-            let place = tile(words).zip(self.waves(device, words)).and_then(|(tile, waves)| place(tile, waves));
-            if let Some(place) = place {
+            if let Some(place) = energy::place(device, self.key, &self.prepared, words) {
                 by_place.entry(place).or_insert(words);
             }
         }
@@ -116,28 +113,11 @@ impl Bucket {
     }
 }
 
-/// Tiles of 256 x 128 and 128 x 256 (outputs x rows), in order of preference. The larger a tile, the fewer bytes of operands go to the
-/// multiprocessors and the less energy a product takes. It is energy that takes time in a pass: an H200 at its bound on power needs 352 us
-/// by these and 382 by tiles of 64 x 256 (4096 outputs, 14,336 inputs, 2048 rows), which a loop of moments finds the quickest.
-const LARGE: [u32; 2] = [24, 23];
-
-/// How many rounds of large tiles there may be: in 14 that are nearly full, smaller ones were 3 % quicker.
-const ROUNDS: f32 = 4.0;
-
-/// How full the rounds of large tiles must be.
-const FULL: f32 = 0.95;
-
-/// The place of a tile among the large ones, where it ends in few rounds that are nearly full.
-fn place(tile: u32, waves: f32) -> Option<usize> {
-    let fills = waves <= ROUNDS && waves / waves.ceil() >= FULL;
-    LARGE.into_iter().position(|large| large == tile).filter(|_| fills)
-}
-
 /// Multiprocessors that have work, of all, from which on the library's own order is trusted. Below it was seen to offer what takes ten times
 /// as long as its best (896 outputs, 4864 inputs, 128 rows).
 const BUSY: f32 = 0.5;
 
-/// How many of those that are estimated to be quicker are tried for a bucket.
+/// How many offers are tried for a bucket.
 const TRIED: usize = 3;
 
 /// About the microseconds of a product whose tiles fill the multiprocessors so many times: a step of 64 along the inner dimension costs 0.05 and
@@ -259,22 +239,7 @@ impl Arrays {
 
 #[cfg(test)]
 mod tests {
-    use super::{Key, Product, cost, place};
-
-    /// Waves of an H200's 132 multiprocessors, each shape with 2048 rows.
-    #[test]
-    fn large_tiles_are_preferred_where_they_fill_few_rounds() {
-        for (outputs, preferred) in [(2048, true), (4096, true), (6144, true), (11_264, false), (28_672, false)] {
-            let waves = (outputs / 256 * 2048 / 128) as f32 / 132.0;
-            assert_eq!(place(24, waves).is_some(), preferred, "{outputs} outputs, {waves} waves");
-        }
-        assert!(place(24, 0.97) < place(23, 0.97), "256 x 128 comes first");
-        assert_eq!(place(20, 0.97), None, "128 x 128 is not large");
-        assert_eq!(place(24, 0.48), None, "half a round");
-        assert_eq!(place(24, 2.1), None, "the third round is nearly empty");
-        assert_eq!(place(24, 4.97), None, "full, but many rounds");
-        assert_eq!(place(24, 0.0), None, "no tiles");
-    }
+    use super::{Key, Product, cost};
 
     /// Times of an H200, less what a launch costs.
     #[test]

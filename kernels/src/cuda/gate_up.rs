@@ -11,7 +11,7 @@ use super::plan::GateUp as Choice;
 use super::record::Access;
 use super::rows;
 use super::tables::runs;
-use super::tiles::{ALIGN_COLUMNS, PRODUCT_BYTES, PRODUCT_THREADS, TiledProduct};
+use super::tiles::{ALIGN_COLUMNS, PRODUCT_BYTES, PRODUCT_THREADS, TensorMap, TiledProduct};
 use super::weights::together;
 use crate::{DeviceError, Layout, Use};
 
@@ -20,14 +20,13 @@ use crate::{DeviceError, Layout, Use};
 #[derive(Clone, Copy, bytemuck::NoUninit)]
 struct GateUp {
     product: TiledProduct,
-    out: Address,
+    out: TensorMap,
     width: u32,
-    zero: [u32; 29],
+    zero: [u32; 31],
 }
 
-/// The longest inner length that the one kernel is for. Many rows of a long one are bound by the card's power, not by time: there SwiGLU's kernel, in which
-/// the multiplying units rest, costs little, and cuBLASLt's products need less power than ours (NOTES.md, version 21).
-const INPUTS_MAX: usize = 2048;
+/// The longest inner length that the one kernel is for: as far as it was measured. The longer, the less of the whole SwiGLU's kernel is, which it saves.
+const INPUTS_MAX: usize = 4096;
 
 /// Rows from which on it is the shorter: with fewer its tiles leave multiprocessors idle, for which cuBLASLt has others.
 pub(super) const ROWS_MIN: usize = 1024;
@@ -59,8 +58,9 @@ pub(super) unsafe fn launch(
     access: Access<'_>,
 ) -> Result<(), DeviceError> {
     let multiprocessors = device.gpu.properties.multiprocessors.unsigned_abs() as usize;
+    let width = shape.0 / 2;
     let (product, blocks) = TiledProduct::new((x, weight), rows, shape, multiprocessors)?;
-    let arguments = GateUp { product, out, width: shape.0 as u32 / 2, zero: [0; 29] };
+    let arguments = GateUp { product, out: TiledProduct::out(out, rows, width)?, width: width as u32, zero: [0; 31] };
     let kernel = device.kernels.get("gate_up");
     // SAFETY: `GateUp` is gate_up.cu's struct; x and weight are as large as their maps say, and no row or column past them is written; the rest is the
     // caller's.

@@ -5,14 +5,14 @@
 
 use std::sync::Arc;
 
-use super::blas::{Operands, Prepared, logits_pitch};
+use super::blas::{Operands, Prepared, logits_pitch, number};
 use super::device::{Beside, CudaBuffer, CudaDevice, CudaWeight};
 use super::driver::Address;
 use super::plan::{Choice, Key, Product, Slices};
 use super::record::Access;
 use super::tables::runs;
 use super::weights::together;
-use super::{ROW_ALIGN, buckets, gate_up, head};
+use super::{ROW_ALIGN, buckets, energy, gate_up, head};
 use crate::{DeviceError, Layout, Use};
 
 /// Rows for which the heuristic is asked: many, since fused passes are where the time goes.
@@ -71,9 +71,15 @@ pub(super) fn plan(device: &mut CudaDevice, outputs: usize, inputs: usize) -> Re
     Ok(())
 }
 
+/// The first of the heuristic's offers that takes every number of rows: of the algorithm that it puts first, those whose tiles take little energy; then the
+/// others, in the heuristic's order.
 fn choose(device: &CudaDevice, key: Key) -> Result<Choice, DeviceError> {
-    let rows = REPRESENTATIVE_ROWS.min(rows_max(key));
-    for words in device.blas.offers(&Prepared::new(key, rows, device.precision)?)? {
+    let prepared = Prepared::new(key, REPRESENTATIVE_ROWS.min(rows_max(key)), device.precision)?;
+    let mut offers = device.blas.offers(&prepared)?;
+    let first = offers.first().and_then(|words| number(*words));
+    let place = |words| energy::place(device, key, &prepared, words).filter(|_| number(words) == first);
+    offers.sort_by_key(|words| place(*words).unwrap_or(usize::MAX));
+    for words in offers {
         if takes_every_count(device, key, words)? {
             return Ok(Choice::CublasLt(words));
         }

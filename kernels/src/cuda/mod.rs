@@ -13,6 +13,7 @@ mod compile;
 mod contract;
 mod device;
 mod driver;
+mod energy;
 mod gate;
 mod gate_up;
 mod graph;

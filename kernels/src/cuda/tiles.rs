@@ -1,11 +1,10 @@
-//! Products by tiles that the card's own copies bring (product.cuh): arrays as these know them, and how a product is cut into tiles.
+//! Products by tiles that the card's own copies bring (product.cuh): arrays as these know them, and what such a kernel is told.
 //!
-//! Never looks at what is in an array, and never lets how a product is cut matter to what it is.
+//! Never looks at what is in an array.
 #![expect(unsafe_code, reason = "calls the driver")]
 
 use cudarc::driver::sys;
 
-use super::ROW_ALIGN;
 use super::driver::{Address, failed};
 use crate::DeviceError;
 
@@ -56,14 +55,15 @@ impl TensorMap {
     }
 }
 
-/// Stages of product.cuh, the panels of 32 columns of the weight in one, and threads of a block: eight warps that multiply, and four of which one fetches.
-const STAGES: usize = 4;
-const PANELS: usize = 8;
-const PANEL_COLUMNS: usize = 32;
+/// Stages of product.cuh, rows and columns of its tiles, and threads of a block: two times four warps that multiply, and four of which one fetches.
+const STAGES: usize = 6;
+const TILE: usize = 128;
+const SQUARE: usize = 64;
 pub(super) const PRODUCT_THREADS: u32 = 384;
 
-/// Dynamic shared memory of a kernel of products: x and weight of each stage, two barriers a stage; and room to begin at a multiple of 1024.
-pub(super) const PRODUCT_BYTES: u32 = (STAGES * ((ROW_ALIGN + PANELS * PANEL_COLUMNS) * TILE_COLUMNS * 2 + 16) + 1024) as u32;
+/// Dynamic shared memory of a kernel of products: x and weight of each stage, two barriers a stage; two squares and a barrier for each half; and room to begin
+/// at a multiple of 1024.
+pub(super) const PRODUCT_BYTES: u32 = (STAGES * (2 * TILE * TILE_COLUMNS * 2 + 16) + 2 * (2 * SQUARE * TILE_COLUMNS * 2 + 8) + 1024) as u32;
 
 /// `Product` of product.cuh.
 #[repr(C)]
@@ -73,14 +73,13 @@ pub(super) struct TiledProduct {
     weight: TensorMap,
     steps: u32,
     row_tiles: u32,
-    whole: u32,
-    narrow: u32,
-    panels: u32,
-    zero: [u32; 27],
+    column_tiles: u32,
+    zero: [u32; 29],
 }
 
 impl TiledProduct {
-    /// `rows` rows of x, a multiple of 128, by a weight of so many columns; and the blocks that it takes on a card.
+    /// `rows` rows of x, a multiple of 128, by a weight of so many columns; and the blocks that it takes on a card. Of two arrays side by side in one weight, of
+    /// which a tile has as many columns each, `columns` are those of one, twice.
     ///
     /// # Errors
     /// As [`TensorMap::new`].
@@ -90,88 +89,23 @@ impl TiledProduct {
         (columns, inner): (usize, usize),
         multiprocessors: usize,
     ) -> Result<(Self, usize), DeviceError> {
-        let row_tiles = rows / ROW_ALIGN;
-        let Cut { whole, narrow, panels } = Cut::new(row_tiles, columns, multiprocessors);
+        let (row_tiles, column_tiles) = (rows / TILE, columns.div_ceil(TILE));
         let product = Self {
-            x: TensorMap::new(x, rows, inner, ROW_ALIGN)?,
-            weight: TensorMap::new(weight, columns, inner, PANEL_COLUMNS)?,
+            x: TensorMap::new(x, rows, inner, TILE)?,
+            weight: TensorMap::new(weight, columns, inner, SQUARE)?,
             steps: inner.div_ceil(TILE_COLUMNS) as u32,
             row_tiles: row_tiles as u32,
-            whole: whole as u32,
-            narrow: narrow as u32,
-            panels: panels as u32,
-            zero: [0; 27],
+            column_tiles: column_tiles as u32,
+            zero: [0; 29],
         };
-        Ok((product, (row_tiles * (whole + narrow)).min(multiprocessors)))
-    }
-}
-
-/// The columns of a weight in tiles: whole ones, then narrow ones so many panels wide.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cut {
-    whole: usize,
-    narrow: usize,
-    panels: usize,
-}
-
-impl Cut {
-    /// The cut by which blocks that take tiles in turn, one a multiprocessor, end first.
-    fn new(row_tiles: usize, columns: usize, multiprocessors: usize) -> Self {
-        let most = columns.div_ceil(PANELS * PANEL_COLUMNS);
-        let all_whole = Self { whole: most, narrow: 0, panels: 6 };
-        // What is narrow is for the end: two rounds of it at most.
-        let fewest = most.saturating_sub((2 * multiprocessors).div_ceil(row_tiles));
-        let cuts = (fewest..most).rev().flat_map(|whole| {
-            let rest = columns - whole * PANELS * PANEL_COLUMNS;
-            [6, 4].map(|panels| Self { whole, narrow: rest.div_ceil(panels * PANEL_COLUMNS), panels })
-        });
-        cuts.fold(
-            all_whole,
-            |best, cut| if cut.time(row_tiles, multiprocessors) < best.time(row_tiles, multiprocessors) { cut } else { best },
-        )
+        Ok((product, (row_tiles * column_tiles).min(multiprocessors)))
     }
 
-    /// How long the last block works, in panels: of a whole tile eight, and a quarter for its end.
-    fn time(self, row_tiles: usize, multiprocessors: usize) -> usize {
-        let (wholes, narrows) = (row_tiles * self.whole, row_tiles * self.narrow);
-        let (rounds, over) = (wholes / multiprocessors, wholes % multiprocessors);
-        let time = |wholes: usize, narrows: usize| wholes * (4 * PANELS + 1) + narrows * (4 * self.panels + 1);
-        // The first that has one whole tile less, if there is one, takes the first narrow one; the first block of all the first of what is left then.
-        let least = time(rounds, narrows.div_ceil(multiprocessors));
-        let first = narrows.saturating_sub(multiprocessors - over).div_ceil(multiprocessors);
-        if over > 0 { least.max(time(rounds + 1, first)) } else { least }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Cut;
-
-    /// What each of the blocks does, tile by tile.
-    fn longest(cut: Cut, row_tiles: usize, multiprocessors: usize) -> usize {
-        let mut work = vec![0; multiprocessors];
-        for tile in 0..row_tiles * (cut.whole + cut.narrow) {
-            let panels = if tile < row_tiles * cut.whole { 8 } else { cut.panels };
-            work[tile % multiprocessors] += 4 * panels + 1;
-        }
-        work.into_iter().max().unwrap()
-    }
-
-    #[test]
-    fn a_cut_covers_every_column_and_is_no_longer_than_whole_tiles_alone() {
-        for (columns, inner) in [(11_264, 2048), (28_672, 4096), (9728, 896), (144, 72), (272, 64), (256, 8)] {
-            for row_tiles in [1, 2, 3, 5, 16, 36, 512] {
-                let cut = Cut::new(row_tiles, columns, 132);
-                let covered = cut.whole * 256 + cut.narrow * cut.panels * 32;
-                assert!(covered >= columns && covered < columns + 256, "{cut:?} of {columns} x {inner}");
-                assert_eq!(cut.time(row_tiles, 132), longest(cut, row_tiles, 132), "{cut:?}, {row_tiles}");
-                let whole = Cut { whole: columns.div_ceil(256), narrow: 0, panels: 6 };
-                assert!(cut.time(row_tiles, 132) <= whole.time(row_tiles, 132));
-            }
-        }
-        // Five rounds and a third in whole tiles: five and a half.
-        assert_eq!(Cut::new(16, 11_264, 132).time(16, 132), 5 * 33 + 17);
-        // Two thirds of a round: all tiles narrow.
-        assert_eq!(Cut::new(2, 11_264, 132), Cut { whole: 0, narrow: 59, panels: 6 });
+    /// Where a kernel writes `rows` rows of so many columns, 64 of both at a time.
+    ///
+    /// # Errors
+    /// As [`TensorMap::new`].
+    pub(super) fn out(address: Address, rows: usize, columns: usize) -> Result<TensorMap, DeviceError> {
+        TensorMap::new(address, rows, columns, SQUARE)
     }
 }

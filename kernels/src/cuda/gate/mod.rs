@@ -12,6 +12,7 @@ use super::agreement;
 use super::blas;
 use super::compile::hex;
 use super::device::CudaDevice;
+use super::energy;
 use super::linear;
 use super::plan::{Choice, GateUp, Key, Plan};
 use super::verdict::{GateReport, ProductCheck, name};
@@ -79,7 +80,7 @@ impl CudaDevice {
     /// Where the plan for a weight is kept: all of the device class but what is pinned.
     fn plan_entry(&self, matrix: (usize, usize)) -> String {
         let class = self.class(&[]).into_iter().filter(|(name, _)| !["gate", "plan"].contains(&name.as_str()));
-        format!("{}.plan", hex(&Sha256::digest(format!("{:?} {matrix:?}", class.collect::<Vec<_>>()))))
+        format!("{}.plan", hex(&Sha256::digest(format!("{:?} {matrix:?} {}", class.collect::<Vec<_>>(), energy::figures()))))
     }
 
     /// Runs the gate over every product that is planned and over every operation with heads of these shapes, or recalls what it found on
