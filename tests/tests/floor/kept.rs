@@ -148,3 +148,26 @@ fn a_job_that_has_failed_in_the_ledger_is_not_run_again() {
     assert!(job["message"].as_str().unwrap().contains("`stored-bytes`"), "{job}");
     assert_one_failure(&scene, id);
 }
+
+/// How far it gets in its time is no matter of what it computes: run again, it is no other job for having told less.
+#[test]
+fn a_job_that_is_run_again_and_out_of_time_has_failed() {
+    for is_kept in [false, true] {
+        let scene = Scene::new();
+        let start = || if is_kept { Server::start_keeping(&scene, EVERY) } else { Server::start(&scene) };
+        let server = start();
+        let id = &server.submit(&[&JOB[..], &["--limit", "wall-ms=599999"]].concat())[0];
+        server.steps(id, 30);
+        server.kill_all();
+        let state = rusqlite::Connection::open(scene.host.path("data/service/state.db")).unwrap();
+        // As long as it was: what is stored is counted.
+        let shorten = |table| format!("UPDATE {table} SET spec = replace(spec, '599999', '    20') WHERE spec LIKE '%599999%'");
+        assert_eq!(state.execute(&shorten("common_specs"), []).unwrap() + state.execute(&shorten("specs"), []).unwrap(), 1);
+        drop(state);
+        let server = start();
+        let job = server.ended(id);
+        assert_eq!((job["state"].as_str(), job["attempts"].as_u64()), (Some("failed"), Some(2)), "{job}");
+        assert!(job["message"].as_str().unwrap().contains("20 ms"), "{job}");
+        assert_one_failure(&scene, id);
+    }
+}
