@@ -20,8 +20,8 @@ const ASKED: [usize; 3] = [256, 512, 4096];
 /// Rows of the comparison in a bucket with many.
 const MANY_ROWS: usize = 4096;
 
-/// Pins for each bucket of rows another algorithm: where the pinned one leaves multiprocessors idle, one that is estimated to take less time;
-/// else one whose tiles take little energy, or the one that the heuristic puts first for that many rows.
+/// Pins for each bucket of rows another algorithm: one whose tiles take little energy; else, where the pinned one leaves multiprocessors idle, one that is
+/// estimated to take less time, and where it does not the one that the heuristic puts first for that many rows.
 pub(super) fn pin(device: &mut CudaDevice, key: Key, words: [u64; 8]) -> Result<(), DeviceError> {
     let most = rows_max(key);
     let mut above = 0;
@@ -41,7 +41,8 @@ pub(super) fn pin(device: &mut CudaDevice, key: Key, words: [u64; 8]) -> Result<
 fn better(device: &mut CudaDevice, key: Key, pinned: [u64; 8], (above, rows): (usize, usize)) -> Result<Option<[u64; 8]>, DeviceError> {
     let bucket = Bucket { key, rows, prepared: Prepared::new(key, rows, device.precision)?, pinned };
     let Some(waves) = bucket.waves(device, pinned) else { return Ok(None) };
-    let preferred = if waves < BUSY { bucket.quicker(device, waves)? } else { [bucket.frugal(device)?, bucket.first(device)?].concat() };
+    let others = if waves < BUSY { bucket.quicker(device, waves)? } else { bucket.first(device)? };
+    let preferred = [bucket.frugal(device)?, others].concat();
     // The pinned one needs no comparison, and nothing that comes after it.
     let candidates: Vec<_> = preferred.into_iter().take_while(|candidate| *candidate != pinned).take(TRIED).collect();
     if candidates.is_empty() {

@@ -37,10 +37,11 @@ const HOPPER: i32 = 9;
 
 /// How many rounds of tiles are few, and how full they must be. The larger a tile, the fewer bytes of operands go to the multiprocessors, but the more of them
 /// stand idle in a round that is not full: 4096 outputs of 14,336 inputs, 2048 rows, take 352 us by 256 x 128 and 382 by 64 x 256; 896 of 4864, of which large
-/// tiles make half a round, 30 by 112 x 128 and 32 by 64 x 256.
+/// tiles make half a round and those of 112 x 128 a whole one, 30 and 32 by 64 x 256.
 const FEW: f32 = 4.0;
 const FULL: f32 = 0.95;
-/// The same of a long product for which no tile fits: 61 us by 128 x 128 and 67 by 256 x 64 (9728 to 896, backward).
+/// The same of a long product for which no tile fits: 61 us by 128 x 128 and 67 by 256 x 64 (9728 to 896, backward). A head's gradient is long, and has as many
+/// slices as fill the card: 375 us by 128 x 256 for 768 rows of 151,936 columns and 896 inputs, 400 by 96 x 128.
 const ALMOST: f32 = 0.8;
 
 /// The longest inner length that is short, forward: there a tile's end counts, which is quicker of smaller tiles. A head of 128,256 outputs and 4096 inputs takes 1600
@@ -49,7 +50,7 @@ const SHORT: usize = 4096;
 
 /// All that a choice depends on beside the product and the card: a plan that was made by other figures is not recalled.
 pub(super) fn figures() -> String {
-    format!("{TILES:?} {FEW} {FULL} {ALMOST} {SHORT}")
+    format!("{RULE} {TILES:?} {FEW} {FULL} {ALMOST} {SHORT}")
 }
 
 /// An algorithm's place among those that take least energy for a product, for the number of rows that it was prepared for; none where others are no worse.
@@ -61,6 +62,9 @@ pub(super) fn place(device: &CudaDevice, key: Key, prepared: &Prepared, words: [
     TILES.into_iter().position(|(known, tile)| known == number && is_frugal(tile, key, waves))
 }
 
+/// The number of the next function, one more whenever it answers otherwise.
+const RULE: u32 = 1;
+
 /// Whether a tile takes little energy for a product that it fills the card with so many times.
 fn is_frugal(tile: Tile, Key { product, outputs, inputs }: Key, waves: f32) -> bool {
     let (is_few, fullness) = (waves <= FEW, waves / waves.ceil());
@@ -68,9 +72,10 @@ fn is_frugal(tile: Tile, Key { product, outputs, inputs }: Key, waves: f32) -> b
     let is_linear = is_backward || matches!(product, Product::Linear | Product::LinearBias);
     let is_short = !is_backward && inputs <= SHORT;
     match tile {
+        Tile::Large if product == Product::LogitsBackward => waves > 1.0 && fullness >= FULL,
         Tile::Large => is_linear && if is_few { fullness >= FULL } else { !is_short },
-        Tile::Middle => (is_linear || product == Product::Logits) && !is_few && is_short,
-        Tile::Fitting => is_linear && is_few && fullness >= FULL,
+        Tile::Middle => (is_linear || product == Product::Logits) && !is_few && fullness >= FULL && is_short,
+        Tile::Fitting => is_linear && waves <= 1.0 && fullness >= FULL,
         Tile::Square => is_backward && is_few && fullness >= ALMOST && outputs > SHORT,
     }
 }
@@ -93,6 +98,9 @@ mod tests {
         assert!(!is((2560, 2048), 2048) && !is((896, 4864), 2048), "rounds that are not full");
         assert!(!is((28_672, 4096), 2048), "many rounds of a short product");
         assert!(is((4096, 14_336), 32_768), "many of a long one");
+        let of_slices = |waves| is_frugal(Tile::Large, Key { product: Product::LogitsBackward, outputs: 151_936, inputs: 896 }, waves);
+        assert!(of_slices(16.0 * 4.0 * 6.0 / 132.0) && !of_slices(16.0 * 4.0 / 132.0), "768 rows and 128, in 16 slices");
+        assert!(!of_slices(16.0 * 4.0 * 2.0 / 132.0), "one round was not measured");
     }
 
     #[test]
@@ -100,6 +108,8 @@ mod tests {
         assert!(is(Tile::Middle, (176, 128), Product::Linear, (28_672, 4096), 2048));
         assert!(is(Tile::Middle, (176, 128), Product::Logits, (128_256, 4096), 1024));
         assert!(!is(Tile::Middle, (176, 128), Product::Linear, (2560, 2048), 2048), "two rounds");
+        assert!(!is(Tile::Middle, (176, 128), Product::Logits, (128_256, 4096), 256), "eleven rounds and a bit of one");
+        assert!(!is(Tile::Fitting, (112, 128), Product::Linear, (28_672, 4096), 256), "four rounds");
         assert!(
             is(Tile::Fitting, (112, 128), Product::Linear, (896, 4864), 2048)
                 && is(Tile::Fitting, (144, 128), Product::LinearBias, (1152, 896), 2048)
