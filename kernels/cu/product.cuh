@@ -124,16 +124,6 @@ __device__ __forceinline__ void meet(u32 part) {
     asm volatile("bar.sync %0, 128;" ::"r"(part + 1) : "memory");
 }
 
-// A square goes out to (row, column); what lies past the array's end is dropped.
-__device__ __forceinline__ void store_tile(const TensorMap* to, const act* from, u32 column, u32 row) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
-                 ::"l"(to), "r"(column), "r"(row), "r"(shared_word(from)) : "memory");
-}
-// Until all that this thread stores has been read, and may be overwritten.
-__device__ __forceinline__ void stores_read() {
-    asm volatile("cp.async.bulk.commit_group;\n\tcp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
 // All of it. A kind of product says by `column(at, half)` where the first 64 columns of a tile begin and where the others do, and does by
 // `finish(sums, at, squares, part)` what is to be done with its sums: each half of the block, `part` says which, with squares of its own, from which copies may
 // still be read when it begins.

@@ -1,6 +1,6 @@
-// Tiles brought to shared memory by the card's own copies (TMA, from compute capability 9.0 on), and the barriers that know when they are there. A tile's
-// rows are 128 bytes, its pieces in the order of wgmma.cuh; what of it lies past the end of an array is zero.
-// Must never be read before its barrier says so, nor be overwritten before every reader has said that it is done.
+// Tiles brought to shared memory, and out of it, by the card's own copies (TMA, from compute capability 9.0 on), and the barriers that know when they are
+// there. A tile's rows are 128 bytes, its pieces in the order of wgmma.cuh; what of it lies past the end of an array is zero.
+// Must never be read before its barrier says so, nor be overwritten before every reader has said that it is done, a copy that takes it out among them.
 #pragma once
 #include "common.cuh"
 
@@ -35,4 +35,14 @@ __device__ __forceinline__ void arrive(u64* barrier) {
 __device__ __forceinline__ void fetch_tile(void* to, const TensorMap* from, u32 column, u32 row, u64* barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
                  ::"r"(shared_word(to)), "l"(from), "r"(column), "r"(row), "r"(shared_word(barrier)) : "memory");
+}
+
+// A tile goes out to (row, column); what lies past the array's end is dropped.
+__device__ __forceinline__ void store_tile(const TensorMap* to, const void* from, u32 column, u32 row) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
+                 ::"l"(to), "r"(column), "r"(row), "r"(shared_word(from)) : "memory");
+}
+// Until all that this thread stores has been read, and may be overwritten.
+__device__ __forceinline__ void stores_read() {
+    asm volatile("cp.async.bulk.commit_group;\n\tcp.async.bulk.wait_group.read 0;" ::: "memory");
 }

@@ -44,8 +44,8 @@ const FULL: f32 = 0.95;
 /// slices as fill the card: 375 us by 128 x 256 for 768 rows of 151,936 columns and 896 inputs, 400 by 96 x 128.
 const ALMOST: f32 = 0.8;
 
-/// The longest inner length that is short, forward: there a tile's end counts, which is quicker of smaller tiles. A head of 128,256 outputs and 4096 inputs takes 1600
-/// us by 176 x 128 for 1024 rows, 1660 by 256 x 128 and 1720 by 320 x 128.
+/// The longest inner length that is short, forward: there a tile's end counts, which is quicker of smaller tiles. A head of 128,256 outputs and 4096 inputs
+/// takes 1600 us by 176 x 128 for 1024 rows, 1660 by 256 x 128 and 1720 by 320 x 128.
 const SHORT: usize = 4096;
 
 /// All that a choice depends on beside the product and the card: a plan that was made by other figures is not recalled.

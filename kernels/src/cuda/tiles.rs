@@ -78,8 +78,8 @@ pub(super) struct TiledProduct {
 }
 
 impl TiledProduct {
-    /// `rows` rows of x, a multiple of 128, by a weight of so many columns; and the blocks that it takes on a card. Of two arrays side by side in one weight, of
-    /// which a tile has as many columns each, `columns` are those of one, twice.
+    /// `rows` rows of x, a multiple of 128, by a weight of so many columns; and the blocks that it takes on a card. A tile may have
+    /// half of its columns from each of two arrays that the weight is.
     ///
     /// # Errors
     /// As [`TensorMap::new`].
