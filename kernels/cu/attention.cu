@@ -1,97 +1,57 @@
 // attention: q (q rows x heads x HEAD_DIM), k, v (kv rows x kv_heads x HEAD_DIM), grouped queries, causal by position, within a segment
 //            out (q rows x heads x HEAD_DIM) =, lse (q rows x heads) float32 =
 //
-// A block owns a tile of queries of HEADS heads and walks over the tiles of keys in order with a running softmax (Dao, FlashAttention-2).
+// A block owns a tile of queries of a head and walks over the tiles of keys in order with a running softmax (Dao, FlashAttention-2).
 // Which keys share a tile depends on the sequence alone. Padding rows are untouched, and read as zero.
 #include "attention.cuh"
 
 #if NODUS_BF16
 #include "attention_fast.cuh"
 
-// Key and value tiles go in turn through two places, so that one is filled while the other is used. Probabilities stay in registers. So do queries,
-// which come by way of the second place; Hopper's products have them in places of their own.
-#define BLOCKS (HEADS == 2 ? 2 : WIDE <= 64 ? 4 : WIDE > 128 ? 1 : 3 - NODUS_WGMMA)
-KERNEL __launch_bounds__(HEADS * THREADS, BLOCKS) attention(PARAMS Attention p) {
+// Key and value tiles go in turn through two places, so that one is filled while the other is used. Queries and probabilities stay in registers; queries come by
+// way of the second place.
+KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE > 128 ? 1 : 3) attention(PARAMS Attention p) {
     extern __shared__ __align__(16) char shared[];
-    act *k = first_tile(shared), *v = k + TILE_SIZE; // and again two tiles on
-    act* q = k + (NODUS_WGMMA ? 4 + threadIdx.x / THREADS : 2) * TILE_SIZE;
-    Place place = place_of<HEADS>(p);
-    u32 row = place.row, head = place.head, kv_head = head / (p.heads / p.kv_heads), valid = valid_rows(p.q_tiles, row);
-    if (valid == 0) return;
-    Segment keys = p.kv_segments[p.q_tiles[row / TILE_ROWS].segment];
-    u32 begin, end;
-    key_range(p, row, valid, keys.rows, begin, end);
-    u32 base = first_row(), lowest = p.q_positions[row];
+    act *k = (act*)shared, *v = k + TILE_SIZE, *q = v + TILE_SIZE; // keys and values again two tiles on
+    Place place = place_of<1, true>(p, p.queries);
+    if (place.valid == 0) return;
+    u32 kv_head = place.head / (p.heads / p.kv_heads), begin = first_key(p, place), end = last_key(p, place), lowest = p.q_positions[place.row];
     auto fetch = [&](u32 key, u32 stage) {
-        u32 rows = min((u32)TILE, keys.rows - key);
-        begin_head<HEADS * THREADS>(threadIdx.x, k + stage * 2 * TILE_SIZE, p.k, keys.start + key, rows, p.k_pitch, kv_head);
-        begin_head<HEADS * THREADS>(threadIdx.x, v + stage * 2 * TILE_SIZE, p.v, keys.start + key, rows, p.v_pitch, kv_head);
+        u32 rows = min((u32)TILE, place.span.others - key);
+        begin_head<THREADS>(threadIdx.x, k + stage * 2 * TILE_SIZE, p.k, place.span.other + key, rows, p.k_pitch, kv_head);
+        begin_head<THREADS>(threadIdx.x, v + stage * 2 * TILE_SIZE, p.v, place.span.other + key, rows, p.v_pitch, kv_head);
     };
-    begin_head<THREADS>(threadIdx.x % THREADS, q, p.q, row, valid, p.q_pitch, head);
+    begin_head<THREADS>(threadIdx.x, q, p.q, place.row, place.valid, p.q_pitch, place.head);
     fetch(begin, 0);
-    Seen seen[2];
-    bool real[2];
-    float top[2] = {-INF, -INF}, sum[2] = {0, 0}, acc[WIDE / 8][4] = {}, scale = p.scale * LOG2E;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        u32 r = base + acc_row(2 * i);
-        real[i] = r < valid;
-        seen[i] = seen_keys(p, real[i] ? p.q_positions[row + r] : 0, real[i]);
-    }
-    Queries queries = hold_queries(q);
-    u32 stage = 0;
+    Queries queries = queries_of(p, place);
+    Softmax softmax;
+    float acc[WIDE / 8][4] = {};
+    u32 held[WIDE / 16][4], stage = 0;
+    ready<2>();
+    load_fragments<WIDE>(held, q + first_row() * LD, LD);
     for (u32 key = begin; key < end; key += TILE, stage ^= 1) {
         ready<0>();
         // Everybody is done with the other place.
         if (key + TILE < end) fetch(key + TILE, stage ^ 1);
         float s[TILE / 8][4] = {};
-        scores(s, queries, k + stage * 2 * TILE_SIZE);
+        scores(s, held, k + stage * 2 * TILE_SIZE);
         // Where every row of the tile sees every key, nothing is hidden.
-        if (key + TILE > lowest + 1 || p.window != 0) hide(s, seen, key, -INF);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float peak = top[i];
-#pragma unroll
-            for (int j = 0; j < TILE / 8; j++) peak = fmaxf(peak, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
-            peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
-            peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
-            // Where nothing has been seen yet the peak is -infinity, and so is every score: their powers are zero beside any number.
-            float level = peak == -INF ? 0.0f : peak * scale, shrink = exp2_fast(fmaf(top[i], scale, -level));
-            top[i] = peak;
-            sum[i] *= shrink;
-#pragma unroll
-            for (int j = 0; j < WIDE / 8; j++) acc[j][2 * i] *= shrink, acc[j][2 * i + 1] *= shrink;
-#pragma unroll
-            for (int j = 0; j < TILE / 8; j++)
-#pragma unroll
-                for (int c = 2 * i; c < 2 * i + 2; c++) {
-                    s[j][c] = exp2_fast(fmaf(s[j][c], scale, -level));
-                    sum[i] += s[j][c];
-                }
-        }
+        if (key + TILE > lowest + 1 || p.window != 0) hide(s, queries.seen, key, -INF);
+        soften(s, acc, softmax, p.scale * LOG2E);
         weigh(acc, s, v + stage * 2 * TILE_SIZE);
     }
     float share[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 1);
-        sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 2);
-        share[i] = 1.0f / sum[i];
-        u64 at = (u64)(row + base + acc_row(2 * i)) * p.heads + head;
-        if (real[i] && threadIdx.x % 4 == 0) ((float*)p.lse)[at] = top[i] * p.scale + logf(sum[i]);
-    }
-    store_head<WIDE / 8>((act*)p.out, acc, share, real, row + base, p.heads * HEAD_DIM, head);
+    finish(share, softmax, p, place, queries);
+    store_head((act*)p.out, acc, share, place, p.heads * HEAD_DIM);
 }
 #else
 KERNEL __launch_bounds__(THREADS) attention(PARAMS Attention p) {
     extern __shared__ __align__(16) char shared[];
     act *q = (act*)shared, *k = q + TILE * LD, *v = k + TILE * LD, *probs = v + TILE * LD;
-    Place place = place_of<HEADS>(p);
-    u32 row = place.row, head = place.head, kv_head = head / (p.heads / p.kv_heads), valid = valid_rows(p.q_tiles, row);
+    Place place = place_of<1, true>(p, p.queries);
+    u32 row = place.row, head = place.head, kv_head = head / (p.heads / p.kv_heads), valid = place.valid;
     if (valid == 0) return;
-    Segment keys = p.kv_segments[p.q_tiles[row / TILE_ROWS].segment];
-    u32 begin, end;
-    key_range(p, row, valid, keys.rows, begin, end);
+    u32 begin = first_key(p, place), end = last_key(p, place);
 
     u32 base = threadIdx.x / 32 * 16; // this warp's 16 rows of the tile
     u32 position[2];
@@ -106,10 +66,10 @@ KERNEL __launch_bounds__(THREADS) attention(PARAMS Attention p) {
     load_head(q, p.q, row, valid, p.q_pitch, head);
 
     for (u32 key = begin; key < end; key += TILE) {
-        u32 rows = min((u32)TILE, keys.rows - key);
+        u32 rows = min((u32)TILE, place.span.others - key);
         __syncthreads();
-        load_head(k, p.k, keys.start + key, rows, p.k_pitch, kv_head);
-        load_head(v, p.v, keys.start + key, rows, p.v_pitch, kv_head);
+        load_head(k, p.k, place.span.other + key, rows, p.k_pitch, kv_head);
+        load_head(v, p.v, place.span.other + key, rows, p.v_pitch, kv_head);
         __syncthreads();
         float s[TILE / 8][4] = {};
         warp_mma<false, false>(s, q + base * LD, LD, k, LD, WIDE);

@@ -2,6 +2,7 @@
 // Must never write to device memory.
 #pragma once
 #include "tile.cuh"
+#include "tma.cuh"
 
 // HEAD_DIM, TILE (rows of a tile of queries or keys; a divisor of 128 and a multiple of 16) and HEADS (heads that a block of the forward kernel has, all
 // of one key head) are set when this is compiled.
@@ -9,6 +10,14 @@
 #define LD (WIDE + PAD)
 #define LDP (TILE + PAD)
 #define THREADS (TILE * 2) // of a head
+
+// Up to 128 rows of a sequence's queries or keys, and its rows of the other kind. Those of a layout stand in a list, first those that have most to do.
+struct __align__(16) Span {
+    u32 row, valid;    // the first, a multiple of 128, and how many
+    u32 before, rows;  // rows of the same kind before it, and in all
+    u32 other, others; // of the other kind: the first, and how many
+    u32 zero[2];
+};
 
 struct Attention {
     const act* q;
@@ -24,10 +33,8 @@ struct Attention {
     float* dk_parts; // kv rows x heads x HEAD_DIM, where a key head has several query heads
     float* dv_parts;
     const u32* q_positions;
-    const Tile* q_tiles;
-    const Segment* q_segments;
-    const Tile* kv_tiles;
-    const Segment* kv_segments;
+    const Span* queries;
+    const Span* keys;
     u32 heads;
     u32 kv_heads;
     u32 window; // 0: none
@@ -39,6 +46,9 @@ struct Attention {
     u32 dq_pitch;
     u32 dk_pitch;
     u32 dv_pitch;
+    u32 zero[24];
+    // Where tiles are brought by the card's own copies.
+    TensorMap q_map, k_map, v_map, dout_map;
 };
 
 // Whether a query at `position` sees `key`. A padding query is at PADDING and its key numbers never reach that far: it is told apart by `valid`.
@@ -46,28 +56,33 @@ __device__ __forceinline__ bool sees(const Attention& p, u32 position, u32 key) 
     return key <= position && (p.window == 0 || position - key < p.window);
 }
 
-// Rows of a tile of TILE rows from `row` on that are not padding.
-__device__ __forceinline__ u32 valid_rows(const Tile* tiles, u32 row) {
-    u32 valid = tiles[row / TILE_ROWS].valid, before = row % TILE_ROWS;
-    return valid <= before ? 0 : min(valid - before, (u32)TILE);
-}
-
 __device__ __forceinline__ void load_head(act* tile, const act* x, u64 row, u32 rows, u32 pitch, u32 head) {
     load_tile<TILE, WIDE>(tile, LD, x + row * pitch + head * HEAD_DIM, pitch, rows, HEAD_DIM);
 }
 
-// The keys that the queries of a tile see between them: [begin, end), begin rounded down to a tile.
-__device__ __forceinline__ void key_range(const Attention& p, u32 row, u32 valid, u32 keys, u32& begin, u32& end) {
-    u32 first = p.q_positions[row], last = p.q_positions[row + valid - 1];
-    end = min(last + 1, keys);
-    begin = p.window != 0 && first + 1 > p.window ? (first + 1 - p.window) / TILE * TILE : 0;
+// The tile of a block of so many heads, and the head of a thread. Heads of a tile are neighbours. Of a span's tiles the last sees most keys, and the first is
+// seen by most queries: with LAST the last begins.
+struct Place {
+    Span span;
+    u32 row, valid, head; // `valid` rows are not padding
+};
+template <u32 EACH, bool LAST> __device__ __forceinline__ Place place_of(const Attention& p, const Span* spans) {
+    constexpr u32 PARTS = TILE_ROWS / TILE;
+    u32 blocks = p.heads / EACH, tile = blockIdx.x / blocks, part = LAST ? PARTS - 1 - tile % PARTS : tile % PARTS, before = part * TILE;
+    Span span = spans[tile / PARTS];
+    u32 valid = span.valid > before ? min(span.valid - before, (u32)TILE) : 0;
+    return {span, span.row + before, valid, blockIdx.x % blocks * EACH + threadIdx.x / THREADS};
 }
 
-// The tile of a block of so many heads, and the head of a thread. Heads of one tile are neighbours, and the last tiles, which see most keys, begin first.
-struct Place {
-    u32 row, head;
-};
-template <u32 EACH> __device__ __forceinline__ Place place_of(const Attention& p) {
-    u32 blocks = p.heads / EACH, tile = gridDim.x / blocks - 1 - blockIdx.x / blocks;
-    return {tile * TILE, blockIdx.x % blocks * EACH + threadIdx.x / THREADS};
+// The place of a tile's first row in its sequence's rows: of keys its position.
+__device__ __forceinline__ u32 position_of(const Place& place) { return place.span.before + (place.row - place.span.row); }
+
+// The keys that the queries of a tile see between them: from the first, rounded down to a tile, to the last.
+__device__ __forceinline__ u32 first_key(const Attention& p, const Place& place) {
+    if (p.window == 0) return 0;
+    u32 position = p.q_positions[place.row];
+    return position + 1 > p.window ? (position + 1 - p.window) / TILE * TILE : 0;
+}
+__device__ __forceinline__ u32 last_key(const Attention& p, const Place& place) {
+    return min(p.q_positions[place.row + place.valid - 1] + 1, place.span.others);
 }

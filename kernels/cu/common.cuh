@@ -12,16 +12,8 @@ typedef unsigned long long u64;
 
 // Position of a padding row.
 #define PADDING 0xffffffffu
-// Rows of a tile of the row tables; each sequence starts at a multiple of it.
+// Rows of a tile of a layout; each sequence starts at a multiple of it.
 #define TILE_ROWS 128
-
-// Row tables of a layout: tiles[i] = {segment, rows that are not padding}, segments[i] = {start, rows, sequence, 0}.
-struct Tile {
-    u32 segment, valid;
-};
-struct Segment {
-    u32 start, rows, sequence, zero;
-};
 
 #define INF __int_as_float(0x7f800000)
 

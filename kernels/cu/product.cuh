@@ -83,11 +83,8 @@ template <bool FIRST> __device__ __forceinline__ void begin_stage(Sums& sums, Ri
     for (int i = 0; i < 4; i++)
 #pragma unroll
         for (int half = 0; half < 2; half++) step_tiles(sums[half], a + half * (SQUARE * 2 >> 4) + i * 2, b + i * 2, !FIRST || i > 0);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    leave_wgmma();
 }
-
-// From here on they are those of a product that is done.
-__device__ __forceinline__ void settle(float (&acc)[16][4]) { asm volatile("" : THIRTY_TWO(0), THIRTY_TWO(8)::"memory"); }
 
 // The tile that has `n` before it. The halves go through the ring one after the other: a barrier tells a phase from the one before it, not from the one before
 // that, so that who waits for its stages too early would take others for them.
@@ -104,7 +101,7 @@ __device__ __forceinline__ void multiply(Sums& sums, const Product& p, Ring& rin
         if (tells) arrive(&ring.empty[before]);
     }
     if (threadIdx.x % 32 == 0) arrive(&ring.seen[n % 2]);
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    await_wgmma();
     settle(sums[0]);
     settle(sums[1]);
     if (tells) arrive(&ring.empty[turn.stage]);

@@ -9,20 +9,7 @@
 // Where the 16-byte piece `c` of row `r` stands, in elements.
 template <int ROWS> __device__ __forceinline__ u32 swizzled(u32 r, u32 c) { return c / 8 * ROWS * 64 + r * 64 + (c % 8 ^ r % 8) * 8; }
 
-// ROWS x WIDE elements of an array as one group of copies by BLOCK threads, of which this is number `thread`; what lies past `rows` is zero. Rows
-// begin at multiples of 16 bytes.
-template <int ROWS, int WIDE_, int BLOCK>
-__device__ __forceinline__ void begin_swizzled(u32 thread, act* tile, const act* from, u64 pitch, u32 rows) {
-    constexpr u32 PIECES = WIDE_ / 8;
-#pragma unroll
-    for (u32 n = 0; n < ROWS * PIECES / BLOCK; n++) {
-        u32 i = n * BLOCK + thread, r = i / PIECES, c = i % PIECES;
-        copy_16(tile + swizzled<ROWS>(r, c), r < rows ? from + r * pitch + c * 8 : from, r < rows);
-    }
-    commit_copies();
-}
-
-// What this thread wrote to shared memory, or copied there, is seen by wgmma after the next barrier.
+// What this thread wrote to shared memory is seen by wgmma, and by the card's own copies, after the next barrier.
 __device__ __forceinline__ void show_tiles() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // A tile as wgmma reads it from element `at` on: eight rows are 1024 bytes, panels `ROWS` times 128.
@@ -32,9 +19,9 @@ template <int ROWS> __device__ __forceinline__ u64 tile_at(const act* at) {
 }
 
 __device__ __forceinline__ void begin_wgmma() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void end_wgmma() {
-    asm volatile("wgmma.commit_group.sync.aligned;\n\twgmma.wait_group.sync.aligned 0;" ::: "memory");
-}
+// Products that were begun go on by themselves; until they are done.
+__device__ __forceinline__ void leave_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void await_wgmma() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
 #define FOUR(j) "+f"(acc[j][0]), "+f"(acc[j][1]), "+f"(acc[j][2]), "+f"(acc[j][3])
 #define THIRTY_TWO(j) FOUR(j), FOUR(j + 1), FOUR(j + 2), FOUR(j + 3), FOUR(j + 4), FOUR(j + 5), FOUR(j + 6), FOUR(j + 7)
@@ -64,30 +51,22 @@ __device__ __forceinline__ void step_held(float (&acc)[16][4], const u32 (&a)[4]
                  : THIRTY_TWO(0), THIRTY_TWO(8) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// The inner elements of a tile from 16 k on.
-template <int ROWS> __device__ __forceinline__ const act* inner(const act* tile, int k) { return tile + k / 4 * ROWS * 64 + k % 4 * 16; }
+// From a tile, as wgmma reads it, to its inner elements from 16 k on, or to its rows from there on.
+template <int ROWS> __device__ __forceinline__ u64 inner(int k) { return k / 4 * (ROWS * 128 >> 4) + k % 4 * (32 >> 4); }
+__device__ __forceinline__ u64 rows_on(int k) { return k * (16 * 128 >> 4); }
+
+// From here on they are those of products that are done.
+__device__ __forceinline__ void settle(float (&acc)[8][4]) { asm volatile("" : THIRTY_TWO(0)::"memory"); }
+__device__ __forceinline__ void settle(float (&acc)[16][4]) { asm volatile("" : THIRTY_TWO(0), THIRTY_TWO(8)::"memory"); }
 
 // s = A B^T, of tiles.
-template <int ROWS, int WIDE_> __device__ __forceinline__ void begin_tiles(float (&s)[8][4], const act* a, const act* b) {
+template <int ROWS, int WIDE_> __device__ __forceinline__ void begin_tiles(float (&s)[8][4], u64 a, u64 b) {
 #pragma unroll
-    for (int k = 0; k < WIDE_ / 16; k++) step_tiles(s, tile_at<ROWS>(inner<ROWS>(a, k)), tile_at<ROWS>(inner<ROWS>(b, k)), k > 0);
-}
-template <int ROWS, int WIDE_> __device__ __forceinline__ void wgmma_tiles(float (&s)[8][4], const act* a, const act* b) {
-    begin_wgmma();
-    begin_tiles<ROWS, WIDE_>(s, a, b);
-    end_wgmma();
-}
-// The same twice.
-template <int ROWS, int WIDE_>
-__device__ __forceinline__ void wgmma_tiles(float (&s)[8][4], const act* a, const act* b, float (&s2)[8][4], const act* a2, const act* b2) {
-    begin_wgmma();
-    begin_tiles<ROWS, WIDE_>(s, a, b);
-    begin_tiles<ROWS, WIDE_>(s2, a2, b2);
-    end_wgmma();
+    for (int k = 0; k < WIDE_ / 16; k++) step_tiles(s, a + inner<ROWS>(k), b + inner<ROWS>(k), k > 0);
 }
 
 // acc += P B, P as accumulators hold it, rounded to bf16.
-template <int ROWS, int WIDE_> __device__ __forceinline__ void wgmma_held(float (&acc)[WIDE_ / 8][4], const float (&p)[8][4], const act* b) {
+template <int NB> __device__ __forceinline__ void begin_held(float (&acc)[NB][4], const float (&p)[8][4], u64 b) {
     u32 a[4][4];
 #pragma unroll
     for (int k = 0; k < 4; k++) {
@@ -96,6 +75,5 @@ template <int ROWS, int WIDE_> __device__ __forceinline__ void wgmma_held(float 
     }
     begin_wgmma();
 #pragma unroll
-    for (int k = 0; k < 4; k++) step_held(acc, a[k], tile_at<ROWS>(b + k * 16 * 64));
-    end_wgmma();
+    for (int k = 0; k < 4; k++) step_held(acc, a[k], b + rows_on(k));
 }

@@ -1,12 +1,15 @@
-//! Attention: the launches of attention.cu and attention_backward.cu.
+//! Attention: the launches of attention.cu, attention_backward.cu, their twins on Hopper, and attention_sums.cu.
 //!
 //! Never splits a sequence by how many stand beside it.
 #![expect(unsafe_code, reason = "launches kernels")]
 
+use super::ROW_ALIGN;
 use super::device::{CudaBuffer, CudaDevice};
 use super::driver::Address;
 use super::programs::{Heads, Tiling};
 use super::record::Access;
+use super::tables::Spans;
+use super::tiles::{SQUARE, TensorMap};
 use crate::{AttentionShape, DeviceError, Layout, Use};
 
 /// The parameters of attention.cuh.
@@ -26,10 +29,8 @@ struct Arguments {
     dk_parts: Address,
     dv_parts: Address,
     q_positions: Address,
-    q_tiles: Address,
-    q_segments: Address,
-    kv_tiles: Address,
-    kv_segments: Address,
+    queries: Address,
+    keys: Address,
     heads: u32,
     kv_heads: u32,
     window: u32,
@@ -40,6 +41,11 @@ struct Arguments {
     dq_pitch: u32,
     dk_pitch: u32,
     dv_pitch: u32,
+    zero: [u32; 24],
+    q_map: TensorMap,
+    k_map: TensorMap,
+    v_map: TensorMap,
+    dout_map: TensorMap,
 }
 
 fn heads_of(shape: AttentionShape) -> Heads {
@@ -53,7 +59,7 @@ fn prepare(
     kv_rows: &Layout,
     shape: AttentionShape,
     [q, k, v]: [&CudaBuffer; 3],
-) -> Result<(Tiling, Arguments), DeviceError> {
+) -> Result<(Tiling, Spans, Arguments), DeviceError> {
     let AttentionShape { heads, kv_heads, head_dim, window } = shape;
     assert!(heads > 0 && kv_heads > 0 && heads.is_multiple_of(kv_heads), "no attention: {shape:?}");
     assert!(window != Some(0), "a window holds at least the row itself");
@@ -65,26 +71,36 @@ fn prepare(
         assert!(last.is_none_or(|last| last < kv.rows), "a query at position {last:?} has no key: there are {}", kv.rows);
     }
     let tiling = device.kernels.prepare_attention(heads_of(shape))?;
-    let (q_tables, kv_tables) = (device.tables(q_rows)?, device.tables(kv_rows)?);
-    let arguments = Arguments {
+    let spans = device.spans(q_rows, kv_rows)?;
+    let pitches = [q.pitch(heads * head_dim), k.pitch(kv_heads * head_dim), v.pitch(kv_heads * head_dim)];
+    let mut arguments = Arguments {
         q: device.read_rows("q", q, Use::Activation),
         k: device.read_rows("k", k, Use::Activation),
         v: device.read_rows("v", v, Use::Activation),
-        q_positions: q_tables.positions,
-        q_tiles: q_tables.tiles,
-        q_segments: q_tables.segments,
-        kv_tiles: kv_tables.tiles,
-        kv_segments: kv_tables.segments,
+        q_positions: device.positions(q_rows)?,
+        queries: spans.queries.0,
+        keys: spans.keys.0,
         heads: heads as u32,
         kv_heads: kv_heads as u32,
         window: window.map_or(0, |window| u32::try_from(window).unwrap_or(u32::MAX)),
         scale: 1.0 / (head_dim as f32).sqrt(),
-        q_pitch: q.pitch(heads * head_dim) as u32,
-        k_pitch: k.pitch(kv_heads * head_dim) as u32,
-        v_pitch: v.pitch(kv_heads * head_dim) as u32,
+        q_pitch: pitches[0] as u32,
+        k_pitch: pitches[1] as u32,
+        v_pitch: pitches[2] as u32,
         ..Arguments::default()
     };
-    Ok((tiling, arguments))
+    if tiling.wgmma {
+        let map = |address, rows: &Layout, heads, pitch| TensorMap::new(address, [rows.rows(), heads * head_dim], pitch, SQUARE);
+        arguments.q_map = map(arguments.q, q_rows, heads, pitches[0])?;
+        arguments.k_map = map(arguments.k, kv_rows, kv_heads, pitches[1])?;
+        arguments.v_map = map(arguments.v, kv_rows, kv_heads, pitches[2])?;
+    }
+    Ok((tiling, spans, arguments))
+}
+
+/// Blocks for so many spans of 128 rows, each of which has a tile of so many heads.
+fn blocks(spans: usize, tile: usize, shape: AttentionShape, heads: usize) -> [usize; 3] {
+    [spans * (ROW_ALIGN / tile) * (shape.heads / heads), 1, 1]
 }
 
 #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
@@ -100,11 +116,11 @@ pub(super) fn forward(
     lse: &mut CudaBuffer,
 ) -> Result<(), DeviceError> {
     assert!(out.len == q.len && lse.len == q_rows.rows() * shape.heads, "out or lse is not of its layout and shape");
-    let (tiling, mut arguments) = prepare(device, q_rows, kv_rows, shape, [q, k, v])?;
+    let (tiling, spans, mut arguments) = prepare(device, q_rows, kv_rows, shape, [q, k, v])?;
     arguments.out = device.read("out", out, Use::Activation);
     arguments.lse = device.read("lse", lse, Use::State);
     let kernel = device.kernels.attention(heads_of(shape), "attention");
-    let grid = [q_rows.rows() / tiling.tile * shape.heads / tiling.heads, 1, 1];
+    let grid = blocks(spans.queries.1, tiling.tile, shape, tiling.heads);
     let access = Access { reads: &[arguments.q, arguments.k, arguments.v], writes: &[arguments.out, arguments.lse] };
     // SAFETY: `Arguments` is attention.cuh's struct; blocks cover tiles x heads with the threads and shared memory it was compiled for; sizes
     // and positions were checked; out and lse are the only buffers written.
@@ -123,10 +139,14 @@ pub(super) fn backward(
     let (q, k) = (qkv[0].len, qkv[1].len);
     assert!([out.len, dout.len, dq.len] == [q; 3] && [dk.len, dv.len] == [k; 2], "a gradient is not of its array's size");
     assert!(lse.len == q_rows.rows() * shape.heads, "lse is not of its layout and shape");
-    let (tiling, mut arguments) = prepare(device, q_rows, kv_rows, shape, qkv)?;
+    let (tiling, spans, mut arguments) = prepare(device, q_rows, kv_rows, shape, qkv)?;
     arguments.out = device.read("out", out, Use::Activation);
     arguments.lse = device.read("lse", lse, Use::State);
     arguments.dout = device.read("dout", dout, Use::Activation);
+    if tiling.wgmma {
+        let width = shape.heads * shape.head_dim;
+        arguments.dout_map = TensorMap::new(arguments.dout, [q_rows.rows(), width], width, SQUARE)?;
+    }
     arguments.dq = device.read_rows("dq", dq, Use::Activation);
     arguments.dk = device.read_rows("dk", dk, Use::Activation);
     arguments.dv = device.read_rows("dv", dv, Use::Activation);
@@ -146,11 +166,11 @@ pub(super) fn backward(
     let access = Access { reads: &[out, dout], writes: &[delta] };
     // SAFETY: as in `forward`; one block a row; the scratch holds a number a row and head.
     unsafe { device.launch(delta_kernel, [q_rows.rows(), 1, 1], 256, 0, &arguments, access) }?;
-    let grid = [q_rows.rows() / tiling.tile * shape.heads, 1, 1];
+    let grid = blocks(spans.queries.1, tiling.tile, shape, 1);
     let access = Access { reads: &[q, k, v, lse, dout, delta], writes: &[dq] };
     // SAFETY: as in `forward`; dq is the only buffer written.
     unsafe { device.launch(dq_kernel, grid, tiling.threads(), tiling.backward_bytes, &arguments, access) }?;
-    let grid = [kv_rows.rows() / tiling.tile * shape.heads, 1, 1];
+    let grid = blocks(spans.keys.1, tiling.tile, shape, 1);
     let written = if parts { [dk_parts, dv_parts] } else { [dk, dv] };
     let access = Access { reads: &[q, k, v, lse, dout, delta], writes: &written };
     // SAFETY: as in `forward`; dk and dv, or the scratch for a part a query head, are the only memory written.
@@ -158,7 +178,7 @@ pub(super) fn backward(
     if parts {
         let access = Access { reads: &written, writes: &[dk, dv] };
         // SAFETY: as above; one block a row; dk and dv are the only buffers written.
-        unsafe { device.launch(sum_kernel, [kv_rows.rows(), 1, 1], 256, 0, &arguments, access) }?;
+        unsafe { device.launch(sum_kernel, [spans.keys.1 * ROW_ALIGN, 1, 1], 256, 0, &arguments, access) }?;
     }
     Ok(())
 }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::Precision;
 use super::blas::{self, Blas};
 use super::compile::{Cache, Compiler, architecture};
 use super::driver::{Address, Gpu};
@@ -23,8 +22,9 @@ use super::programs::Kernels;
 use super::record::Recorder;
 use super::shared::{Shelf, WeightSharing};
 use super::staging::{ATTENTION_BYTES, Staging};
-use super::tables::{RowTables, TableCache};
+use super::tables::{self, Spans, TableCache};
 use super::verdict::GateReport;
+use super::{Precision, ROW_ALIGN};
 use crate::{DType, DeviceError, Layout, Use};
 
 /// What a CUDA device is opened with.
@@ -75,9 +75,6 @@ pub struct CudaDevice {
     scratch: HashMap<&'static str, Block>,
     turn: usize,
 }
-
-/// Bytes of a row's part in the tables of a layout, at most.
-const ROWS_TABLE_BYTES: usize = 5;
 
 /// Bytes of scratch that are kept free: a chunk's logits in float32, their gradient, and what is added up of its product; what attention adds up.
 const SCRATCH_BYTES: usize = 5 * head::LOGITS_BYTES / 2 + ATTENTION_BYTES;
@@ -289,16 +286,31 @@ impl CudaDevice {
         self.staging.table(data)
     }
 
-    pub(super) fn tables(&mut self, layout: &Layout) -> Result<RowTables, DeviceError> {
-        if let Some(tables) = self.tables.find(layout) {
-            return Ok(tables);
+    /// Where a layout's positions are: a u32 a row, `u32::MAX` for padding.
+    pub(super) fn positions(&mut self, layout: &Layout) -> Result<Address, DeviceError> {
+        if let Some(positions) = self.tables.positions(layout) {
+            return Ok(positions);
         }
-        self.make_room(ROWS_TABLE_BYTES * layout.rows() + 16 * layout.segments().len())?;
-        let tables = RowTables::new(layout, &mut self.staging)?;
+        let rows = layout.rows();
+        assert!(rows.is_multiple_of(ROW_ALIGN) && i32::try_from(rows).is_ok(), "{rows} rows; a multiple of {ROW_ALIGN} was expected");
+        let positions = self.table(layout.positions())?;
         if self.recorder.is_open() {
-            self.tables.keep(layout, tables);
+            self.tables.keep_positions(layout, positions);
         }
-        Ok(tables)
+        Ok(positions)
+    }
+
+    /// Where the spans are that attention of these queries and keys walks over.
+    pub(super) fn spans(&mut self, queries: &Layout, keys: &Layout) -> Result<Spans, DeviceError> {
+        if let Some(spans) = self.tables.spans([queries, keys]) {
+            return Ok(spans);
+        }
+        let [of_queries, of_keys] = tables::spans(queries, keys);
+        let spans = Spans { queries: (self.table(&of_queries)?, of_queries.len()), keys: (self.table(&of_keys)?, of_keys.len()) };
+        if self.recorder.is_open() {
+            self.tables.keep_spans([queries, keys], spans);
+        }
+        Ok(spans)
     }
 
     /// Outside a pass, tables start again where they would end. Those of the operation at hand stand behind and stay: an operation's tables are

@@ -11,8 +11,8 @@ use super::plan::{Key, Product};
 
 /// Tiles (outputs x rows) by the library's numbers, in order of preference.
 const TILES: [(u32, Tile); 7] = [
-    (24, Tile::Large),
-    (23, Tile::Large),
+    (24, Tile::Wide),
+    (23, Tile::High),
     (201, Tile::Middle),
     (197, Tile::Middle),
     (184, Tile::Fitting),
@@ -22,8 +22,10 @@ const TILES: [(u32, Tile); 7] = [
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tile {
-    /// 256 x 128 and 128 x 256.
-    Large,
+    /// 256 x 128.
+    Wide,
+    /// 128 x 256.
+    High,
     /// 176 x 128 and 168 x 128.
     Middle,
     /// 144 x 128 and 112 x 128.
@@ -41,7 +43,8 @@ const HOPPER: i32 = 9;
 const FEW: f32 = 4.0;
 const FULL: f32 = 0.95;
 /// The same of a long product for which no tile fits: 61 us by 128 x 128 and 67 by 256 x 64 (9728 to 896, backward). A head's gradient is long, and has as many
-/// slices as fill the card: 375 us by 128 x 256 for 768 rows of 151,936 columns and 896 inputs, 400 by 96 x 128.
+/// slices as fill the card: 375 us by 128 x 256 for 768 rows of 151,936 columns and 896 inputs, 400 by 96 x 128 and by 256 x 128; for 1024 rows of 128,256 and
+/// 4096 1571 by 128 x 256 and 1610 by 256 x 128.
 const ALMOST: f32 = 0.8;
 
 /// The longest inner length that is short, forward: there a tile's end counts, which is quicker of smaller tiles. A head of 128,256 outputs and 4096 inputs
@@ -63,7 +66,7 @@ pub(super) fn place(device: &CudaDevice, key: Key, prepared: &Prepared, words: [
 }
 
 /// The number of the next function, one more whenever it answers otherwise.
-const RULE: u32 = 1;
+const RULE: u32 = 2;
 
 /// Whether a tile takes little energy for a product that it fills the card with so many times.
 fn is_frugal(tile: Tile, Key { product, outputs, inputs }: Key, waves: f32) -> bool {
@@ -72,8 +75,8 @@ fn is_frugal(tile: Tile, Key { product, outputs, inputs }: Key, waves: f32) -> b
     let is_linear = is_backward || matches!(product, Product::Linear | Product::LinearBias);
     let is_short = !is_backward && inputs <= SHORT;
     match tile {
-        Tile::Large if product == Product::LogitsBackward => waves > 1.0 && fullness >= FULL,
-        Tile::Large => is_linear && if is_few { fullness >= FULL } else { !is_short },
+        Tile::High if product == Product::LogitsBackward => waves > 1.0 && fullness >= FULL,
+        Tile::Wide | Tile::High => is_linear && if is_few { fullness >= FULL } else { !is_short },
         Tile::Middle => (is_linear || product == Product::Logits) && !is_few && fullness >= FULL && is_short,
         Tile::Fitting => is_linear && waves <= 1.0 && fullness >= FULL,
         Tile::Square => is_backward && is_few && fullness >= ALMOST && outputs > SHORT,
@@ -93,12 +96,12 @@ mod tests {
 
     #[test]
     fn few_full_rounds_are_of_large_tiles() {
-        let is = |shape, rows| is(Tile::Large, (256, 128), Product::Linear, shape, rows);
+        let is = |shape, rows| is(Tile::Wide, (256, 128), Product::Linear, shape, rows);
         assert!(is((2048, 5632), 2048) && is((4096, 14_336), 2048) && is((6144, 4096), 2048));
         assert!(!is((2560, 2048), 2048) && !is((896, 4864), 2048), "rounds that are not full");
         assert!(!is((28_672, 4096), 2048), "many rounds of a short product");
         assert!(is((4096, 14_336), 32_768), "many of a long one");
-        let of_slices = |waves| is_frugal(Tile::Large, Key { product: Product::LogitsBackward, outputs: 151_936, inputs: 896 }, waves);
+        let of_slices = |waves| is_frugal(Tile::High, Key { product: Product::LogitsBackward, outputs: 151_936, inputs: 896 }, waves);
         assert!(of_slices(16.0 * 4.0 * 6.0 / 132.0) && !of_slices(16.0 * 4.0 / 132.0), "768 rows and 128, in 16 slices");
         assert!(!of_slices(16.0 * 4.0 * 2.0 / 132.0), "one round was not measured");
     }
@@ -116,6 +119,6 @@ mod tests {
         );
         assert!(is(Tile::Square, (128, 128), Product::LinearBackward, (9728, 896), 2048));
         assert!(!is(Tile::Square, (128, 128), Product::LinearBackward, (896, 896), 2048), "short");
-        assert!(!is_frugal(Tile::Large, Key { product: Product::Linear, outputs: 8, inputs: 8 }, 0.0), "no tiles");
+        assert!(!is_frugal(Tile::Wide, Key { product: Product::Linear, outputs: 8, inputs: 8 }, 0.0), "no tiles");
     }
 }

@@ -142,7 +142,7 @@ pub(super) fn head_loss(
     let live = layout.positions().iter().zip(targets).filter(|(position, _)| **position != u32::MAX);
     assert!(live.clone().all(|(_, target)| (*target as usize) < vocabulary), "a target is not below {vocabulary}");
 
-    let tables = device.tables(layout)?;
+    let positions = device.positions(layout)?;
     let (chunk, pitch, bytes) = (chunk_rows(vocabulary), logits_pitch(vocabulary), device.precision.bytes());
     let logits = device.scratch("logits", chunk.min(rows) * pitch * 4)?;
     let parts = if dx.is_some() {
@@ -170,7 +170,7 @@ pub(super) fn head_loss(
                 losses,
                 targets,
                 weights,
-                positions: tables.positions,
+                positions,
                 first_row: first as u32,
                 vocabulary: vocabulary as u32,
                 pitch: pitch as u32,

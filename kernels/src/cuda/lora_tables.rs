@@ -214,7 +214,7 @@ impl Tables {
             groups: pieces + size_of_val(self.pieces.as_slice()) as u64,
             tiles,
             pieces,
-            positions: device.tables(layout)?.positions,
+            positions: device.positions(layout)?,
             parts: 0,
             modules: all,
             wide: wide as u32,

@@ -24,12 +24,13 @@ pub(crate) struct Program {
 }
 
 /// What sources include.
-pub(crate) const HEADERS: [(&str, &str); 11] = [
+pub(crate) const HEADERS: [(&str, &str); 12] = [
     ("common.cuh", include_str!("../../cu/common.cuh")),
     ("tile.cuh", include_str!("../../cu/tile.cuh")),
     ("philox.cuh", include_str!("../../cu/philox.cuh")),
     ("attention.cuh", include_str!("../../cu/attention.cuh")),
     ("attention_fast.cuh", include_str!("../../cu/attention_fast.cuh")),
+    ("attention_hopper.cuh", include_str!("../../cu/attention_hopper.cuh")),
     ("wgmma.cuh", include_str!("../../cu/wgmma.cuh")),
     ("tma.cuh", include_str!("../../cu/tma.cuh")),
     ("product.cuh", include_str!("../../cu/product.cuh")),
@@ -78,11 +79,12 @@ fn has_wgmma(architecture: &str) -> bool {
     architecture == "sm_90a"
 }
 
-/// Compiled for each size of head that is asked for.
-const ATTENTION: [Program; 2] = [
-    program!("attention.cu": "attention"),
-    program!("attention_backward.cu": "attention_delta", "attention_dq", "attention_dkv", "attention_dkv_sum"),
-];
+/// Compiled for each size of head that is asked for: forward, backward, and what backward needs besides.
+const ATTENTION: [Program; 3] =
+    [program!("attention.cu": "attention"), program!("attention_backward.cu": "attention_dq", "attention_dkv"), SUMS];
+const ATTENTION_HOPPER: [Program; 3] =
+    [program!("attention_hopper.cu": "attention"), program!("attention_backward_hopper.cu": "attention_dq", "attention_dkv"), SUMS];
+const SUMS: Program = program!("attention_sums.cu": "attention_delta", "attention_dkv_sum");
 
 /// What attention kernels are made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -100,8 +102,8 @@ pub(crate) const HEAD_DIM_MAX: usize = 256;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tiling {
     pub(crate) tile: usize,
-    /// Whether products are of wgmma.cuh.
-    wgmma: bool,
+    /// Whether kernels are Hopper's own, to which tiles are brought by the card's copies.
+    pub(crate) wgmma: bool,
     /// Heads that a block of the forward kernel has, all of one key head: their keys and values are read once.
     pub(crate) heads: usize,
     /// Dynamic shared memory of the forward kernel and of both backward kernels.
@@ -149,8 +151,12 @@ impl Tiling {
     }
 
     fn defines(self, head_dim: usize) -> Vec<String> {
-        let values = [("HEAD_DIM", head_dim), ("TILE", self.tile), ("HEADS", self.heads), ("NODUS_WGMMA", usize::from(self.wgmma))];
+        let values = [("HEAD_DIM", head_dim), ("TILE", self.tile), ("HEADS", self.heads)];
         values.map(|(name, value)| format!("{name}={value}")).to_vec()
+    }
+
+    fn programs(self) -> [&'static Program; 3] {
+        if self.wgmma { ATTENTION_HOPPER.each_ref() } else { ATTENTION.each_ref() }
     }
 
     /// Threads of a block that owns a tile of one head.
@@ -173,7 +179,7 @@ fn programs(architecture: &str, precision: Precision) -> Vec<&'static Program> {
 
 /// Every program.
 fn all() -> impl Iterator<Item = &'static Program> {
-    PROGRAMS.iter().chain([&CLUSTERED, &WGMMA]).chain(&ATTENTION)
+    PROGRAMS.iter().chain([&CLUSTERED, &WGMMA]).chain(&ATTENTION).chain(&ATTENTION_HOPPER[..2])
 }
 
 /// Digest of every source and of how it is compiled; part of the device class.
@@ -264,9 +270,10 @@ impl Kernels {
         if !self.attention.contains_key(&heads) {
             let mut defines = vec![precision_define(self.precision)];
             defines.extend(tiling.defines(head_dim));
-            let cubins = self.compiler.cubins(&ATTENTION.each_ref(), &defines)?;
+            let programs = tiling.programs();
+            let cubins = self.compiler.cubins(&programs, &defines)?;
             let mut kernels = HashMap::new();
-            for ((program, cubin), shared) in ATTENTION.iter().zip(&cubins).zip([tiling.forward_bytes, tiling.backward_bytes]) {
+            for ((program, cubin), shared) in programs.into_iter().zip(&cubins).zip([tiling.forward_bytes, tiling.backward_bytes, 0]) {
                 kernels.extend(self.load(program, cubin, shared)?);
             }
             self.attention.insert(heads, kernels);
@@ -306,8 +313,9 @@ pub fn compile_everything(
         // Hopper's own products among them, of one head and of two.
         for (head_dim, group) in [(80, 1), (64, 1), (128, 2), (256, 1)] {
             let mut defines = vec![precision_define(precision)];
-            defines.extend(Tiling::new(head_dim, group, precision, architecture).defines(head_dim));
-            add(&ATTENTION.each_ref(), &defines)?;
+            let tiling = Tiling::new(head_dim, group, precision, architecture);
+            defines.extend(tiling.defines(head_dim));
+            add(&tiling.programs(), &defines)?;
         }
     }
     Ok(compiled)

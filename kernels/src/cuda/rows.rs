@@ -49,12 +49,12 @@ pub(super) fn embed(
     let (vocabulary, columns) = table.shape;
     assert!(out.len == layout.rows() * columns, "out is not of the table's width");
     check_index("tokens", layout, tokens, vocabulary);
-    let tables = device.tables(layout)?;
+    let positions = device.positions(layout)?;
     let arguments = Embed {
         table: table.address(),
         out: device.read("out", out, Use::Activation),
         tokens: device.table(tokens)?,
-        positions: tables.positions,
+        positions,
         width: columns as u32,
         zero: 0,
     };
@@ -83,7 +83,7 @@ struct RmsNorm {
 
 impl RmsNorm {
     fn launch(device: &mut CudaDevice, layout: &Layout, mut arguments: Self, kernels: [&'static str; 3]) -> Result<(), DeviceError> {
-        arguments.positions = device.tables(layout)?.positions;
+        arguments.positions = device.positions(layout)?;
         // As rms_norm.cu: by width, a kernel, its teams in a block, and its threads.
         let (kernel, teams, threads) = match arguments.width {
             0..=512 => (kernels[0], 8, 256),
@@ -192,11 +192,11 @@ pub(super) fn rope(
     assert!(head_dim.is_multiple_of(2) && x.len == layout.rows() * heads * head_dim, "x is not {heads} heads {head_dim} wide");
     let last = layout.last_position();
     assert!(last.is_none_or(|last| (last as usize + 1) * head_dim <= table.len), "the table ends before position {last:?}");
-    let tables = device.tables(layout)?;
+    let positions = device.positions(layout)?;
     let arguments = Rope {
         x: device.read_rows("x", x, Use::Activation),
         table: device.read("table", table, Use::State),
-        positions: tables.positions,
+        positions,
         heads: heads as u32,
         half: (head_dim / 2) as u32,
         sign: if inverse { -1.0 } else { 1.0 },
@@ -234,7 +234,7 @@ pub(super) fn swiglu(
     assert!(up.len == gate.len && out.len == gate.len, "gate, up and out are not of one size");
     assert!(up.pitch(width) == gate.pitch(width), "gate and up are not of one kind");
     let (gate_at, up_at) = (device.read_rows("gate", gate, Use::Activation), device.read_rows("up", up, Use::Activation));
-    let (to, positions) = (device.read("out", out, Use::Activation), device.tables(layout)?.positions);
+    let (to, positions) = (device.read("out", out, Use::Activation), device.positions(layout)?);
     let access = Access { reads: &[gate_at, up_at], writes: &[to] };
     // SAFETY: sizes were checked; out is the only buffer written.
     unsafe { launch_swiglu(device, [gate_at, up_at, to, positions], (layout.rows(), width, gate.pitch(width)), access) }
@@ -277,7 +277,7 @@ pub(super) fn swiglu_backward(
         out: 0,
         dgate: device.read_rows("dgate", dgate, Use::Activation),
         dup: device.read_rows("dup", dup, Use::Activation),
-        positions: device.tables(layout)?.positions,
+        positions: device.positions(layout)?,
         width: width as u32,
         pitch: gate.pitch(width) as u32,
         grad_pitch: dgate.pitch(width) as u32,
@@ -316,7 +316,7 @@ fn move_rows(
     let kernel = if x.element == device.element(Use::Activation) { kernels[0] } else { kernels[1] };
     debug_assert!(x.element == Element::F32 || kernel == kernels[0], "bf16 is the activations' type");
     let index = index.map(|index| device.table(index)).transpose()?.unwrap_or(0);
-    let positions = device.tables(layout)?.positions;
+    let positions = device.positions(layout)?;
     let (x_pitch, y_pitch) = (x.pitch(width) as u32, y.pitch(width) as u32);
     let arguments = Rows { x: x.address(), y: y.address(), index, positions, width: width as u32, x_pitch, y_pitch, zero: 0 };
     let ((threads, parts), kernel) = (columns(width), device.kernels.get(kernel));

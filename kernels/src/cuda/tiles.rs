@@ -10,7 +10,7 @@ use crate::DeviceError;
 
 /// `TensorMap` of tma.cuh.
 #[repr(C, align(128))]
-#[derive(Clone, Copy, Debug, bytemuck::NoUninit)]
+#[derive(Clone, Copy, Debug, Default, bytemuck::NoUninit)]
 pub(super) struct TensorMap([u64; 16]);
 
 const _: () = assert!(size_of::<TensorMap>() == size_of::<sys::CUtensorMap>() && align_of::<TensorMap>() == align_of::<sys::CUtensorMap>());
@@ -22,14 +22,15 @@ pub(super) const TILE_COLUMNS: usize = 64;
 pub(super) const ALIGN_COLUMNS: usize = 8;
 
 impl TensorMap {
-    /// A bf16 array in tiles so many rows high, whose rows follow one another. What lies past its end is read as zero, and is not written.
+    /// A bf16 array of rows and columns in tiles so many rows high; from row to row are `pitch` elements. What lies past its end is read as zero, and is not
+    /// written.
     ///
     /// # Errors
-    /// The driver refuses it: rows are no multiple of [`ALIGN_COLUMNS`], or its address none of 16.
-    pub(super) fn new(address: Address, rows: usize, columns: usize, tile_rows: usize) -> Result<Self, DeviceError> {
+    /// The driver refuses it: the pitch is no multiple of [`ALIGN_COLUMNS`], or its address none of 16.
+    pub(super) fn new(address: Address, [rows, columns]: [usize; 2], pitch: usize, tile_rows: usize) -> Result<Self, DeviceError> {
         use sys::{CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle};
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
-        let (size, pitch) = ([columns as u64, rows as u64], [2 * columns as u64]);
+        let (size, pitch) = ([columns as u64, rows as u64], [2 * pitch as u64]);
         let (tile, steps) = ([TILE_COLUMNS as u32, tile_rows as u32], [1_u32; 2]);
         // SAFETY: two sizes, one pitch, two sides of a tile and two steps, as the rank says; the driver writes one map and keeps nothing. What is at the
         // address is not looked at before a kernel does, whose launch answers for it.
@@ -58,7 +59,7 @@ impl TensorMap {
 /// Stages of product.cuh, rows and columns of its tiles, and threads of a block: two times four warps that multiply, and four of which one fetches.
 const STAGES: usize = 6;
 const TILE: usize = 128;
-const SQUARE: usize = 64;
+pub(super) const SQUARE: usize = 64;
 pub(super) const PRODUCT_THREADS: u32 = 384;
 
 /// Dynamic shared memory of a kernel of products: x and weight of each stage, two barriers a stage; two squares and a barrier for each half; and room to begin
@@ -91,8 +92,8 @@ impl TiledProduct {
     ) -> Result<(Self, usize), DeviceError> {
         let (row_tiles, column_tiles) = (rows / TILE, columns.div_ceil(TILE));
         let product = Self {
-            x: TensorMap::new(x, rows, inner, TILE)?,
-            weight: TensorMap::new(weight, columns, inner, SQUARE)?,
+            x: TensorMap::new(x, [rows, inner], inner, TILE)?,
+            weight: TensorMap::new(weight, [columns, inner], inner, SQUARE)?,
             steps: inner.div_ceil(TILE_COLUMNS) as u32,
             row_tiles: row_tiles as u32,
             column_tiles: column_tiles as u32,
@@ -106,6 +107,6 @@ impl TiledProduct {
     /// # Errors
     /// As [`TensorMap::new`].
     pub(super) fn out(address: Address, rows: usize, columns: usize) -> Result<TensorMap, DeviceError> {
-        TensorMap::new(address, rows, columns, SQUARE)
+        TensorMap::new(address, [rows, columns], columns, SQUARE)
     }
 }
