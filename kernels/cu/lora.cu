@@ -5,8 +5,8 @@
 // rank on are untouched. For bf16 A, B, s and the dropped-out x are rounded to bf16 before they are multiplied.
 #include "lora.cuh"
 
-KERNEL __launch_bounds__(SHRINK_THREADS, 2) lora_shrink(PARAMS Lora p) { shrink<true, false, SHRINK_BLOCKS>(p); }
-KERNEL __launch_bounds__(SHRINK_THREADS) lora_shrink_drop(PARAMS Lora p) { shrink<true, true, SHRINK_BLOCKS>(p); }
+KERNEL __launch_bounds__(SHRINK_THREADS, 2) lora_shrink(PARAMS Lora p) { shrink<true, false, SHRINK_BLOCKS, 1>(p); }
+KERNEL __launch_bounds__(SHRINK_THREADS) lora_shrink_drop(PARAMS Lora p) { shrink<true, true, SHRINK_BLOCKS, 1>(p); }
 
 #define SUBS 1 // of 16 rows, of a block
 #define STEPS 4 // of 128 columns, of a block

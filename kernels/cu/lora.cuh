@@ -135,12 +135,12 @@ template <bool FORWARD> __device__ __forceinline__ Ranks ranks_at(const Lora& p,
     return {FORWARD ? group.a : group.b, FORWARD ? module.s : module.ds, count, group.rank, first, module.s_width, m};
 }
 
-// Forward: s (16 rows x 8 ranks, for BLOCKS blocks of ranks of any modules) = x A^T, x dropped out. Backward: ds = scale * dy B, of one
+// Forward: s (16 SUBS rows x 8 ranks, for BLOCKS blocks of ranks of any modules) = x A^T, x dropped out. Backward: ds = scale * dy B, of one
 // module. Sixteen warps take 32 inner elements each in turn; their sums are added in order.
-template <bool FORWARD, bool DROP, int BLOCKS> __device__ __forceinline__ void shrink(const Lora& p) {
+template <bool FORWARD, bool DROP, int BLOCKS, int SUBS> __device__ __forceinline__ void shrink(const Lora& p) {
     constexpr int WARPS = SHRINK_THREADS / 32;
-    constexpr u32 ROWS = 16;
-    __shared__ float sums[WARPS][16][BLOCKS * 8];
+    constexpr u32 ROWS = SUBS * 16;
+    __shared__ float sums[WARPS][ROWS][BLOCKS * 8];
     __shared__ Ranks all[BLOCKS];
     Rows tile = p.tiles[blockIdx.x / (TILE_ROWS / ROWS)];
     u32 before = blockIdx.x % (TILE_ROWS / ROWS) * ROWS;
@@ -165,24 +165,25 @@ template <bool FORWARD, bool DROP, int BLOCKS> __device__ __forceinline__ void s
     }
     if (!any) return;
 #if NODUS_BF16
-    float acc[BLOCKS][4] = {};
+    float acc[BLOCKS][SUBS][4] = {};
 #else
-    float acc[BLOCKS][2][8] = {};
+    float acc[BLOCKS][2 * SUBS][8] = {};
 #endif
     u32 begin = warp * 32 + t * 8;
     constexpr u32 STRIDE = WARPS * 32;
 #if NODUS_BF16
     if (!DROP && eight && aligned) {
         // Two chunks' loads are under way together: nothing branches between them. Past the end zeros are added.
-                constexpr int AHEAD = 2;
+        constexpr int AHEAD = 2;
         for (u32 k = begin; k < (wide + 31) / 32 * 32; k += AHEAD * STRIDE) {
-            Eight x[AHEAD][2];
+            Eight x[AHEAD][SUBS][2];
 #pragma unroll
             for (int n = 0; n < AHEAD; n++)
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    x[n][half] = {};
-                    if (g + half * 8 < rows && k + n * STRIDE < wide) hold(x[n][half], x_rows + (u64)(g + half * 8) * pitch + k + n * STRIDE);
+                for (int half = 0; half < 2 * SUBS; half++) {
+                    Eight& to = x[n][half / 2][half % 2];
+                    to = {};
+                    if (g + half * 8 < rows && k + n * STRIDE < wide) hold(to, x_rows + (u64)(g + half * 8) * pitch + k + n * STRIDE);
                 }
 #pragma unroll
             for (int j = 0; j < BLOCKS; j++) {
@@ -191,70 +192,78 @@ template <bool FORWARD, bool DROP, int BLOCKS> __device__ __forceinline__ void s
 #pragma unroll
                 for (int n = 0; n < AHEAD; n++) load_even<FORWARD>(w[n], narrow[j], g, count[j], rank[j], k + n * STRIDE, wide);
 #pragma unroll
-                for (int n = 0; n < AHEAD; n++) multiply(acc[j], x[n], w[n]);
+                for (int n = 0; n < AHEAD; n++)
+#pragma unroll
+                    for (int sub = 0; sub < SUBS; sub++) multiply(acc[j][sub], x[n][sub], w[n]);
             }
         }
     } else
 #endif
 #pragma unroll 1
         for (u32 k = begin; k < (wide + 31) / 32 * 32; k += STRIDE) {
-            Eight x[2];
+            Eight x[SUBS][2];
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
+            for (int half = 0; half < 2 * SUBS; half++) {
                 u32 r = g + half * 8;
                 const act* from = x_rows + (u64)r * pitch + k;
-                x[half] = {};
-                if (eight && r < rows && k < wide) hold(x[half], from);
+                Eight& to = x[half / 2][half % 2];
+                to = {};
+                if (eight && r < rows && k < wide) hold(to, from);
                 if (eight || r >= rows) continue;
                 float v[8];
 #pragma unroll
                 for (int i = 0; i < 8; i++) v[i] = k + i < wide ? to_float(from[i]) : 0.0f;
-                save<8>((act*)&x[half], v);
+                save<8>((act*)&to, v);
             }
 #pragma unroll
             for (int j = 0; j < BLOCKS; j++) {
                 if (count[j] == 0) continue;
                 float w[8];
                 load_narrow<FORWARD>(w, narrow[j], g, count[j], rank[j], k, wide);
-                Eight d[2] = {x[0], x[1]};
-                if constexpr (DROP) {
-                    const Group* group = groups + all[j].module * p.count;
 #pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        u32 r = g + half * 8;
-                        if (r >= rows || !(group->probability > 0)) continue;
-                        float v[8];
-                        load<8>((const act*)&d[half], v);
-                        dropout<8>(v, group->key, tile.sequence, p.positions[row + r], k, group->probability);
-                        save<8>((act*)&d[half], v);
+                for (int sub = 0; sub < SUBS; sub++) {
+                    Eight d[2] = {x[sub][0], x[sub][1]};
+                    if constexpr (DROP) {
+                        const Group* group = groups + all[j].module * p.count;
+#pragma unroll
+                        for (int half = 0; half < 2; half++) {
+                            u32 r = g + sub * 16 + half * 8;
+                            if (r >= rows || !(group->probability > 0)) continue;
+                            float v[8];
+                            load<8>((const act*)&d[half], v);
+                            dropout<8>(v, group->key, tile.sequence, p.positions[row + r], k, group->probability);
+                            save<8>((act*)&d[half], v);
+                        }
                     }
-                }
 #if NODUS_BF16
-                multiply(acc[j], d, w);
+                    multiply(acc[j][sub], d, w);
 #else
-                float v[2][8];
-                load<8>((const act*)&d[0], v[0]);
-                load<8>((const act*)&d[1], v[1]);
-                // Column n's elements are with the lanes whose g is n.
+                    float v[2][8];
+                    load<8>((const act*)&d[0], v[0]);
+                    load<8>((const act*)&d[1], v[1]);
+                    // Column n's elements are with the lanes whose g is n.
 #pragma unroll
-                for (int n = 0; n < 8; n++)
+                    for (int n = 0; n < 8; n++)
 #pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        float value = __shfl_sync(0xffffffffu, w[i], n * 4 + t);
-                        acc[j][0][n] = fmaf(v[0][i], value, acc[j][0][n]);
-                        acc[j][1][n] = fmaf(v[1][i], value, acc[j][1][n]);
-                    }
+                        for (int i = 0; i < 8; i++) {
+                            float value = __shfl_sync(0xffffffffu, w[i], n * 4 + t);
+                            acc[j][2 * sub][n] = fmaf(v[0][i], value, acc[j][2 * sub][n]);
+                            acc[j][2 * sub + 1][n] = fmaf(v[1][i], value, acc[j][2 * sub + 1][n]);
+                        }
 #endif
+                }
             }
         }
 #pragma unroll
     for (int j = 0; j < BLOCKS; j++) {
 #if NODUS_BF16
 #pragma unroll
-        for (int i = 0; i < 4; i++) sums[warp][acc_row(i)][j * 8 + acc_col(i)] = acc[j][i];
+        for (int sub = 0; sub < SUBS; sub++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums[warp][sub * 16 + acc_row(i)][j * 8 + acc_col(i)] = acc[j][sub][i];
 #else
 #pragma unroll
-        for (int half = 0; half < 2; half++)
+        for (int half = 0; half < 2 * SUBS; half++)
 #pragma unroll
             for (int n = 0; n < 8; n++) {
                 float value = acc[j][half][n];
@@ -265,7 +274,8 @@ template <bool FORWARD, bool DROP, int BLOCKS> __device__ __forceinline__ void s
 #endif
     }
     __syncthreads();
-    // A thread a sum: 16 rows of 8 BLOCKS.
+    // A thread a sum.
+    static_assert(ROWS * BLOCKS * 8 <= SHRINK_THREADS, "more sums than threads");
     u32 r = threadIdx.x / (BLOCKS * 8), c = threadIdx.x % (BLOCKS * 8), n = c % 8;
     const Ranks& to = all[c / 8];
     if (r >= rows || n >= to.count) return;

@@ -5,8 +5,6 @@
 // group), which walks over its rows in order; the pieces' sums are then added in order. Rows in no group and padding rows are read as zero.
 #include "lora.cuh"
 
-#define THREADS 128
-
 // A patch of the gradients of a call: of dA or dB of one module, 64 of its wide side. Those of a module follow one another, dA before dB.
 struct Patch {
     u32 module, column, wide;
@@ -33,110 +31,95 @@ __device__ __forceinline__ float* gradient_at(const Group& group, const Patch& p
 
 #if NODUS_BF16
 #define CHUNK 16 // ranks at a time
+#define THREADS 64
 #define WARPS (THREADS / 32)
-
-// Rows 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of 16, eight neighbours each: what a lane gives the tensor cores, which take rows by twos.
-struct Wide {
-    uint4 rows[4];
-};
-
-// A word of two rows each: their even columns, or their odd ones.
-__device__ __forceinline__ u32 even(u32 first, u32 second) { return __byte_perm(first, second, 0x5410); }
-__device__ __forceinline__ u32 odd(u32 first, u32 second) { return __byte_perm(first, second, 0x7632); }
-
-// 16 rows of both sides.
-struct Both {
-    Wide wide;
-    float narrow[2][4]; // ranks g and g + 8, the rows of Wide
-};
 
 // Where a lane's elements of both sides are.
 struct Sides {
-    const act* wide; // at its eight columns
-    const float* narrow; // at its rank
+    const act* wide; // at the patch's first column
+    const float* narrow; // at the lane's rank
     u32 pitch, s_width, column, columns, ranks;
     bool drops;
 };
 
-// 16 rows of a tile from `before` on. EVEN: rows begin at multiples of 16 bytes; between loads there is no branch then.
-template <bool DROP, bool EVEN>
-__device__ __forceinline__ void fetch(Both& both, const Lora& p, const Sides& sides, const Group& group, const Rows& tile, u32 before) {
+// A warp's own part of shared memory: rows of the wide side, 64 columns, whose pieces of eight stand in an order that depends on the row.
+struct __align__(16) Wide {
+    act of[TILE_ROWS * 64];
+};
+__device__ __forceinline__ act* piece_at(Wide& wide, u32 r, u32 c) { return wide.of + r * 64 + (c ^ r % 8) * 8; }
+
+// All rows of a tile, and after them zeros up to a multiple of 16. Without dropout, and where rows begin at multiples of 16 bytes, they are under way when this
+// ends.
+template <bool DROP> __device__ __forceinline__ void fetch_wide(Wide& wide, const Lora& p, const Sides& sides, const Group& group, const Rows& tile) {
+    u32 lane = threadIdx.x % 32, c = lane % 8, column = sides.column + c * 8;
+    bool even = (sides.columns | sides.pitch) % 8 == 0 && (u64)sides.wide % 16 == 0, drops = DROP && sides.drops;
+    const act* from = sides.wide + (u64)tile.row * sides.pitch + c * 8;
+    if (even && !drops) {
+#pragma unroll 8
+        for (u32 r = lane / 8; r < (tile.valid + 15) / 16 * 16; r += 4) {
+            bool real = r < tile.valid && column < sides.columns;
+            copy_16(piece_at(wide, r, c), real ? from + (u64)r * sides.pitch : sides.wide, real);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (u32 r = lane / 8; r < (tile.valid + 15) / 16 * 16; r += 4) {
+        float v[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = r < tile.valid && column + i < sides.columns ? to_float(from[(u64)r * sides.pitch + i]) : 0.0f;
+        if (drops && r < tile.valid) dropout<8>(v, group.key, tile.sequence, p.positions[tile.row + r], column, group.probability);
+        save<8>(piece_at(wide, r, c), v);
+    }
+}
+
+// Ranks g and, of two HALVES of them, g + 8 of 16 rows, as the tensor cores take them: rows 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
+template <int HALVES> __device__ __forceinline__ void fetch_narrow(u32 (&a)[4], const Sides& sides, const Rows& tile, u32 before) {
     u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    float n[2][4] = {};
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         u32 r = before + t * 2 + k % 2 + k / 2 * 8;
-        u64 row = tile.row + r;
-        bool real = r < tile.valid;
-        const act* from = sides.wide + row * sides.pitch;
-        uint4& to = both.wide.rows[k];
-        to = make_uint4(0, 0, 0, 0);
-        if constexpr (EVEN) {
-            if (real && sides.column < sides.columns) to = *(const uint4*)from;
-        } else if (real) {
-            float v[8];
-#pragma unroll
-            for (int c = 0; c < 8; c++) v[c] = sides.column + c < sides.columns ? to_float(from[c]) : 0.0f;
-            save<8>((act*)&to, v);
-        }
-        if (DROP && real && sides.drops) {
-            float v[8];
-            load<8>((const act*)&to, v);
-            dropout<8>(v, group.key, tile.sequence, p.positions[row], sides.column, group.probability);
-            save<8>((act*)&to, v);
-        }
-        const float* s = sides.narrow + row * sides.s_width;
-        both.narrow[0][k] = real && g < sides.ranks ? s[0] : 0.0f;
-        both.narrow[1][k] = real && g + 8 < sides.ranks ? s[8] : 0.0f;
+        const float* s = sides.narrow + (u64)(tile.row + r) * sides.s_width;
+        n[0][k] = r < tile.valid && g < sides.ranks ? s[0] : 0.0f;
+        if (HALVES == 2) n[1][k] = r < tile.valid && g + 8 < sides.ranks ? s[8] : 0.0f;
     }
+    a[0] = pack(n[0][0], n[0][1]), a[1] = pack(n[1][0], n[1][1]), a[2] = pack(n[0][2], n[0][3]), a[3] = pack(n[1][2], n[1][3]);
 }
 
-// acc[j] (16 ranks x 8 columns, every eighth of 64 from j on) += the two sides' product over 16 rows.
-__device__ __forceinline__ void multiply(float (&acc)[8][4], const Both& both) {
-    const float(&n)[2][4] = both.narrow;
-    u32 a[4] = {pack(n[0][0], n[0][1]), pack(n[1][0], n[1][1]), pack(n[0][2], n[0][3]), pack(n[1][2], n[1][3])};
-    u32 words[4][4];
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        const uint4& w = both.wide.rows[k];
-        words[k][0] = w.x, words[k][1] = w.y, words[k][2] = w.z, words[k][3] = w.w;
-    }
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        u32 first[2] = {even(words[0][j], words[1][j]), even(words[2][j], words[3][j])};
-        u32 second[2] = {odd(words[0][j], words[1][j]), odd(words[2][j], words[3][j])};
-        mma(acc[2 * j], a, first);
-        mma(acc[2 * j + 1], a, second);
-    }
-}
-
-// All rows of a piece, in order; the next 16 are under way meanwhile.
-template <bool DROP, bool EVEN>
-__device__ __forceinline__ void walk(float (&acc)[8][4], const Lora& p, const Sides& sides, const Group& group, const Piece& piece) {
+// acc (16 ranks x 64 columns) += the two sides' product over all rows of a piece, sixteen at a time, in order.
+template <bool DROP, int HALVES>
+__device__ __forceinline__ void walk(float (&acc)[8][4], Wide& wide, const Lora& p, const Sides& sides, const Group& group, const Piece& piece) {
+    u32 lane = threadIdx.x % 32;
     for (u32 i = piece.first_tile; i < piece.end_tile; i++) {
         Rows tile = p.tiles[i];
-        if constexpr (!EVEN) {
-#pragma unroll 1
-            for (u32 before = 0; before < tile.valid; before += 16) {
-                Both rows;
-                fetch<DROP, EVEN>(rows, p, sides, group, tile, before);
-                multiply(acc, rows);
+        __syncwarp();
+        fetch_wide<DROP>(wide, p, sides, group, tile);
+        commit_copies();
+        // The other side meanwhile, all of it: nothing waits for memory twice.
+        u32 narrow[TILE_ROWS / 16][4];
+#pragma unroll
+        for (u32 k = 0; k < TILE_ROWS / 16; k++) fetch_narrow<HALVES>(narrow[k], sides, tile, k * 16);
+        arrived<0>();
+        __syncwarp();
+#pragma unroll
+        for (u32 k = 0; k < TILE_ROWS / 16; k++) {
+            if (k * 16 >= tile.valid) break;
+            u32 r = k * 16 + lane % 16;
+#pragma unroll
+            for (int j = 0; j < 8; j += 2) {
+                u32 both[4];
+                fragment_a<true>(both, piece_at(wide, r, j + lane / 16));
+                u32 first[2] = {both[0], both[1]}, second[2] = {both[2], both[3]};
+                mma(acc[j], narrow[k], first);
+                mma(acc[j + 1], narrow[k], second);
             }
-            continue;
-        }
-        Both first, second;
-        fetch<DROP, EVEN>(first, p, sides, group, tile, 0);
-        for (u32 before = 0; before < tile.valid; before += 32) {
-            fetch<DROP, EVEN>(second, p, sides, group, tile, before + 16);
-            multiply(acc, first);
-            if (before + 32 < tile.valid) fetch<DROP, EVEN>(first, p, sides, group, tile, before + 32);
-            multiply(acc, second);
         }
     }
 }
 
-// A warp a patch, so that a block has four neighbouring ones. Both sides stay in registers, as in lora.cuh: block j's column n stands for column
-// 8 n + j of the patch.
+// A warp a patch.
 template <bool DROP> __device__ __forceinline__ void gradient(const Lora& p) {
+    __shared__ Wide all_wide[WARPS];
     u32 slot = blockIdx.x * WARPS + threadIdx.x / 32;
     Piece piece = p.pieces[blockIdx.y];
     if (slot >= p.patches) return;
@@ -145,40 +128,41 @@ template <bool DROP> __device__ __forceinline__ void gradient(const Lora& p) {
     const Group& group = p.groups[patch.module * p.count + piece.group];
     u32 rank = blockIdx.z * CHUNK, all = group.rank;
     if (rank >= all) return;
-    u32 ranks = min(all - rank, (u32)CHUNK), g = threadIdx.x % 32 / 4, column = patch.column + g * 8;
+    u32 ranks = min(all - rank, (u32)CHUNK), g = threadIdx.x % 32 / 4;
     Sides sides;
-    sides.wide = (patch.a ? p.x : module.y) + column;
+    sides.wide = (patch.a ? p.x : module.y) + patch.column;
     sides.narrow = (patch.a ? module.ds : module.s) + rank + g;
     sides.pitch = patch.a ? p.wide : module.pitch;
-    sides.s_width = module.s_width, sides.column = column, sides.columns = patch.wide, sides.ranks = ranks;
+    sides.s_width = module.s_width, sides.column = patch.column, sides.columns = patch.wide, sides.ranks = ranks;
     sides.drops = patch.a && group.probability > 0;
     float acc[8][4] = {};
-    if ((patch.wide | sides.pitch) % 8 == 0 && (u64)sides.wide % 16 == 0) walk<DROP, true>(acc, p, sides, group, piece);
-    else walk<DROP, false>(acc, p, sides, group, piece);
+    if (ranks <= 8) walk<DROP, 1>(acc, all_wide[threadIdx.x / 32], p, sides, group, piece);
+    else walk<DROP, 2>(acc, all_wide[threadIdx.x / 32], p, sides, group, piece);
     bool alone = group.parts == 1;
     float scale = patch.a ? 1.0f : group.scale, *part = part_at(p, blockIdx.y, slot, p.patches);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        u32 c = acc_row(i), first = acc_col(i) * 8;
+        u32 c = acc_row(i);
         if (c >= ranks) continue;
         // All that is there is fetched before any of it is written.
         float* to[8];
         float now[8] = {};
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            u32 w = min(patch.column + first + j, patch.wide - 1);
-            to[j] = alone ? gradient_at(group, patch, rank + c, w) : part + (rank + c) * 64 + first + j;
+            u32 column = j * 8 + acc_col(i), w = min(patch.column + column, patch.wide - 1);
+            to[j] = alone ? gradient_at(group, patch, rank + c, w) : part + (rank + c) * 64 + column;
             if (alone) now[j] = *to[j];
         }
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            if (patch.column + first + j < patch.wide) *to[j] = alone ? fmaf(scale, acc[j][i], now[j]) : acc[j][i];
+            if (patch.column + j * 8 + acc_col(i) < patch.wide) *to[j] = alone ? fmaf(scale, acc[j][i], now[j]) : acc[j][i];
     }
 }
 
-KERNEL __launch_bounds__(THREADS, 4) lora_gradient(PARAMS Lora p) { gradient<false>(p); }
+KERNEL __launch_bounds__(THREADS, 6) lora_gradient(PARAMS Lora p) { gradient<false>(p); }
 KERNEL __launch_bounds__(THREADS) lora_gradient_drop(PARAMS Lora p) { gradient<true>(p); }
 #else
+#define THREADS 128
 #define DEPTH 64 // rows at a time
 #define CHUNK 16 // ranks at a time
 

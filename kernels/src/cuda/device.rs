@@ -286,6 +286,10 @@ impl CudaDevice {
         self.staging.table(data)
     }
 
+    pub(super) fn multiprocessors(&self) -> usize {
+        self.gpu.properties.multiprocessors.unsigned_abs() as usize
+    }
+
     /// Where a layout's positions are: a u32 a row, `u32::MAX` for padding.
     pub(super) fn positions(&mut self, layout: &Layout) -> Result<Address, DeviceError> {
         if let Some(positions) = self.tables.positions(layout) {

@@ -43,8 +43,8 @@ const HOPPER: i32 = 9;
 const FEW: f32 = 4.0;
 const FULL: f32 = 0.95;
 /// The same of a long product for which no tile fits: 61 us by 128 x 128 and 67 by 256 x 64 (9728 to 896, backward). A head's gradient is long, and has as many
-/// slices as fill the card: 375 us by 128 x 256 for 768 rows of 151,936 columns and 896 inputs, 400 by 96 x 128 and by 256 x 128; for 1024 rows of 128,256 and
-/// 4096 1571 by 128 x 256 and 1610 by 256 x 128.
+/// slices as fill the card. Where tiles 256 wide do not divide it, those 256 high do: 375 us by 128 x 256 for 768 rows of 151,936 columns and 896 inputs, 400 by
+/// 96 x 128.
 const ALMOST: f32 = 0.8;
 
 /// The longest inner length that is short, forward: there a tile's end counts, which is quicker of smaller tiles. A head of 128,256 outputs and 4096 inputs
@@ -66,16 +66,18 @@ pub(super) fn place(device: &CudaDevice, key: Key, prepared: &Prepared, words: [
 }
 
 /// The number of the next function, one more whenever it answers otherwise.
-const RULE: u32 = 2;
+const RULE: u32 = 3;
 
 /// Whether a tile takes little energy for a product that it fills the card with so many times.
 fn is_frugal(tile: Tile, Key { product, outputs, inputs }: Key, waves: f32) -> bool {
     let (is_few, fullness) = (waves <= FEW, waves / waves.ceil());
-    let is_backward = product == Product::LinearBackward;
+    let (is_backward, is_head) = (product == Product::LinearBackward, product == Product::LogitsBackward);
     let is_linear = is_backward || matches!(product, Product::Linear | Product::LinearBias);
     let is_short = !is_backward && inputs <= SHORT;
     match tile {
-        Tile::High if product == Product::LogitsBackward => waves > 1.0 && fullness >= FULL,
+        Tile::Wide | Tile::High if is_head && inputs.is_multiple_of(256) => waves > 1.0 && fullness >= FULL,
+        Tile::Wide if is_head => false,
+        Tile::High if is_head => waves > 1.0 && fullness >= ALMOST,
         Tile::Wide | Tile::High => is_linear && if is_few { fullness >= FULL } else { !is_short },
         Tile::Middle => (is_linear || product == Product::Logits) && !is_few && fullness >= FULL && is_short,
         Tile::Fitting => is_linear && waves <= 1.0 && fullness >= FULL,
@@ -101,9 +103,11 @@ mod tests {
         assert!(!is((2560, 2048), 2048) && !is((896, 4864), 2048), "rounds that are not full");
         assert!(!is((28_672, 4096), 2048), "many rounds of a short product");
         assert!(is((4096, 14_336), 32_768), "many of a long one");
-        let of_slices = |waves| is_frugal(Tile::High, Key { product: Product::LogitsBackward, outputs: 151_936, inputs: 896 }, waves);
-        assert!(of_slices(16.0 * 4.0 * 6.0 / 132.0) && !of_slices(16.0 * 4.0 / 132.0), "768 rows and 128, in 16 slices");
-        assert!(!of_slices(16.0 * 4.0 * 2.0 / 132.0), "one round was not measured");
+        let head = |tile, outputs, inputs, waves| is_frugal(tile, Key { product: Product::LogitsBackward, outputs, inputs }, waves);
+        let of_slices = |waves| head(Tile::High, 151_936, 896, waves);
+        assert!(of_slices(16.0 * 7.0 * 3.0 / 132.0) && !of_slices(16.0 * 7.0 / 132.0), "768 rows and 128, in 16 slices");
+        assert!(!head(Tile::Wide, 151_936, 896, 16.0 * 4.0 * 6.0 / 132.0), "3.5 tiles");
+        assert!(head(Tile::Wide, 32_000, 2048, 1.94) && head(Tile::High, 32_000, 2048, 1.94) && !head(Tile::Wide, 32_000, 2048, 1.8));
     }
 
     #[test]

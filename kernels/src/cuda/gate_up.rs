@@ -57,9 +57,8 @@ pub(super) unsafe fn launch(
     [x, weight, out]: [Address; 3],
     access: Access<'_>,
 ) -> Result<(), DeviceError> {
-    let multiprocessors = device.gpu.properties.multiprocessors.unsigned_abs() as usize;
     let width = shape.0 / 2;
-    let (product, blocks) = TiledProduct::new((x, weight), rows, shape, multiprocessors)?;
+    let (product, blocks) = TiledProduct::new((x, weight), rows, shape, device.multiprocessors())?;
     let arguments = GateUp { product, out: TiledProduct::out(out, rows, width)?, width: width as u32, zero: [0; 31] };
     let kernel = device.kernels.get("gate_up");
     // SAFETY: `GateUp` is gate_up.cu's struct; x and weight are as large as their maps say, and no row or column past them is written; the rest is the

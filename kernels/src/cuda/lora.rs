@@ -14,7 +14,10 @@ use crate::{DeviceError, Layout, LoraGrads, LoraIn, LoraOut, LoraRows, Use};
 const SHRINK: (usize, usize, u32) = (16, 4, 512); // rows, blocks of 8 ranks, threads
 const EXPAND: (usize, usize, u32) = (16, 512, 128); // rows, columns, threads
 const EXPAND_BACKWARD: (usize, usize, u32) = (32, 128, 128);
-const GRADIENT: (usize, usize, u32) = (64, 16, 128); // columns, ranks, threads
+const GRADIENT: (usize, usize) = (64, 16); // columns, ranks
+/// Threads, and patches of the gradients, of a block: in float32 it has one, else each of its warps one.
+const GRADIENT_F32: (u32, usize) = (128, 1);
+const GRADIENT_BF16: (u32, usize) = (64, 2);
 
 /// # Safety
 /// `arguments` are lora.cuh's for this kernel and grid: x, y and s of the layout's rows, tables of this call; `access` as in `CudaDevice::launch`.
@@ -142,9 +145,12 @@ pub(super) fn shrink_backward(
     arguments.parts = parts_at;
     let dy: Vec<_> = parts.iter().map(|module| module.y).collect();
     let blocks = (0..parts.len()).map(|module| tables.blocks(module)).max().unwrap_or(0);
-    let grid = ([tables.row_blocks(SHRINK.0), blocks, parts.len()], SHRINK.2);
+    // A row's sums are the same in blocks of either height.
+    let is_high = tables.row_blocks(SHRINK.0) * blocks * parts.len() > device.multiprocessors();
+    let (kernel, rows) = if is_high { ("lora_backward_shrink_high", 2 * SHRINK.0) } else { ("lora_backward_shrink", SHRINK.0) };
+    let grid = ([tables.row_blocks(rows), blocks, parts.len()], SHRINK.2);
     // SAFETY: sizes and modules were checked; the scratch, of the layout's rows, is all that is written.
-    unsafe { launch(device, "lora_backward_shrink", grid, &arguments, &dy, &[ds]) }?;
+    unsafe { launch(device, kernel, grid, &arguments, &dy, &[ds]) }?;
     let wants_dx = all.iter().any(|rows| rows.wants_dx);
     Ok(Some(Down { tables, arguments, ds, wants_dx, widths }))
 }
@@ -180,9 +186,8 @@ pub(super) fn gradients(device: &mut CudaDevice, down: &Down) -> Result<(), Devi
     let parts = arguments.parts;
     let modules = &arguments.modules[..widths.len()];
     let reads: Vec<_> = modules.iter().flat_map(|module| [module.y, module.s]).chain([arguments.x, *ds]).collect();
-    // A block of the float32 kernels has one patch, of the others one a warp.
-    let each = if device.precision == Precision::F32 { 1 } else { GRADIENT.2 as usize / 32 };
-    let grid = ([patches.div_ceil(each), tables.pieces.len(), tables.rank_max().div_ceil(GRADIENT.1)], GRADIENT.2);
+    let (threads, each) = if device.precision == Precision::F32 { GRADIENT_F32 } else { GRADIENT_BF16 };
+    let grid = ([patches.div_ceil(each), tables.pieces.len(), tables.rank_max().div_ceil(GRADIENT.1)], threads);
     let kernel = tables.either("lora_gradient", "lora_gradient_drop");
     // SAFETY: sizes and modules were checked; the groups' gradients, unique references all, and the scratch are what is written.
     unsafe { launch(device, kernel, grid, arguments, &reads, &[parts]) }?;

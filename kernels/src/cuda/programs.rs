@@ -52,7 +52,7 @@ const PROGRAMS: [Program; 13] = [
     program!("gemm.cu": "gemm", "gemm_transposed"),
     program!("head_loss.cu": "head_loss", "head_gradient"),
     program!("lora.cu": "lora_shrink", "lora_shrink_drop", "lora_expand"),
-    program!("lora_backward.cu": "lora_backward_shrink", "lora_backward_expand", "lora_backward_expand_drop"),
+    program!("lora_backward.cu": "lora_backward_shrink", "lora_backward_shrink_high", "lora_backward_expand", "lora_backward_expand_drop"),
     program!("lora_gradient.cu": "lora_gradient", "lora_gradient_drop", "lora_gradient_sum"),
     program!("lora_swiglu.cu": "lora_swiglu", "lora_backward_swiglu"),
     program!("rms_norm.cu": "rms_norm_32", "rms_norm_128", "rms_norm_256", "rms_norm_backward_32", "rms_norm_backward_128", "rms_norm_backward_256"),

@@ -178,6 +178,8 @@ struct Rope {
     half: u32,
     sign: f32,
     pitch: u32,
+    each: u32,
+    items: u32,
 }
 
 pub(super) fn rope(
@@ -193,18 +195,23 @@ pub(super) fn rope(
     let last = layout.last_position();
     assert!(last.is_none_or(|last| (last as usize + 1) * head_dim <= table.len), "the table ends before position {last:?}");
     let positions = device.positions(layout)?;
+    let (half, pitch) = (head_dim / 2, x.pitch(heads * head_dim));
+    let each = if half.is_multiple_of(8) && pitch.is_multiple_of(8) && x.address().is_multiple_of(16) { 8 } else { 1 };
+    let items = layout.rows() * heads * half / each;
     let arguments = Rope {
         x: device.read_rows("x", x, Use::Activation),
         table: device.read("table", table, Use::State),
         positions,
         heads: heads as u32,
-        half: (head_dim / 2) as u32,
+        half: half as u32,
         sign: if inverse { -1.0 } else { 1.0 },
-        pitch: x.pitch(heads * head_dim) as u32,
+        pitch: pitch as u32,
+        each: each as u32,
+        items: items as u32,
     };
     let kernel = device.kernels.get("rope");
-    // SAFETY: `Rope` is rope.cu's struct; one block a row; sizes and positions were checked; x is the only buffer written.
-    unsafe { device.launch(kernel, [layout.rows(), 1, 1], 256, 0, &arguments, Access { reads: &[], writes: &[arguments.x] }) }
+    // SAFETY: `Rope` is rope.cu's struct; a thread an item, guarded by `items`; sizes and positions were checked; x is the only buffer written.
+    unsafe { device.launch(kernel, [items.div_ceil(256), 1, 1], 256, 0, &arguments, Access { reads: &[], writes: &[arguments.x] }) }
 }
 
 #[repr(C)]
