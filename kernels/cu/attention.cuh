@@ -11,7 +11,8 @@
 #define LDP (TILE + PAD)
 #define THREADS (TILE * 2) // of a head
 
-// Up to 128 rows of a sequence's queries or keys, and its rows of the other kind. Those of a layout stand in a list, first those that have most to do.
+// Up to 128 rows of a sequence's queries or keys, and its rows of the other kind. Those of a layout stand in a list, first those that have most to do; at its
+// end there may be some without rows.
 struct __align__(16) Span {
     u32 row, valid;    // the first, a multiple of 128, and how many
     u32 before, rows;  // rows of the same kind before it, and in all

@@ -3,12 +3,10 @@
 //! Never splits a sequence by how many stand beside it.
 #![expect(unsafe_code, reason = "launches kernels")]
 
-use super::ROW_ALIGN;
 use super::device::{CudaBuffer, CudaDevice};
 use super::driver::Address;
 use super::programs::{Heads, Tiling};
 use super::record::Access;
-use super::tables::Spans;
 use super::tiles::{SQUARE, TensorMap};
 use crate::{AttentionShape, DeviceError, Layout, Use};
 
@@ -59,7 +57,7 @@ fn prepare(
     kv_rows: &Layout,
     shape: AttentionShape,
     [q, k, v]: [&CudaBuffer; 3],
-) -> Result<(Tiling, Spans, Arguments), DeviceError> {
+) -> Result<(Tiling, Arguments), DeviceError> {
     let AttentionShape { heads, kv_heads, head_dim, window } = shape;
     assert!(heads > 0 && kv_heads > 0 && heads.is_multiple_of(kv_heads), "no attention: {shape:?}");
     assert!(window != Some(0), "a window holds at least the row itself");
@@ -78,8 +76,8 @@ fn prepare(
         k: device.read_rows("k", k, Use::Activation),
         v: device.read_rows("v", v, Use::Activation),
         q_positions: device.positions(q_rows)?,
-        queries: spans.queries.0,
-        keys: spans.keys.0,
+        queries: spans.queries,
+        keys: spans.keys,
         heads: heads as u32,
         kv_heads: kv_heads as u32,
         window: window.map_or(0, |window| u32::try_from(window).unwrap_or(u32::MAX)),
@@ -95,12 +93,7 @@ fn prepare(
         arguments.k_map = map(arguments.k, kv_rows, kv_heads, pitches[1])?;
         arguments.v_map = map(arguments.v, kv_rows, kv_heads, pitches[2])?;
     }
-    Ok((tiling, spans, arguments))
-}
-
-/// Blocks for so many spans of 128 rows, each of which has a tile of so many heads.
-fn blocks(spans: usize, tile: usize, shape: AttentionShape, heads: usize) -> [usize; 3] {
-    [spans * (ROW_ALIGN / tile) * (shape.heads / heads), 1, 1]
+    Ok((tiling, arguments))
 }
 
 #[expect(clippy::too_many_arguments, reason = "one argument an operand")]
@@ -116,11 +109,11 @@ pub(super) fn forward(
     lse: &mut CudaBuffer,
 ) -> Result<(), DeviceError> {
     assert!(out.len == q.len && lse.len == q_rows.rows() * shape.heads, "out or lse is not of its layout and shape");
-    let (tiling, spans, mut arguments) = prepare(device, q_rows, kv_rows, shape, [q, k, v])?;
+    let (tiling, mut arguments) = prepare(device, q_rows, kv_rows, shape, [q, k, v])?;
     arguments.out = device.read("out", out, Use::Activation);
     arguments.lse = device.read("lse", lse, Use::State);
     let kernel = device.kernels.attention(heads_of(shape), "attention");
-    let grid = blocks(spans.queries.1, tiling.tile, shape, tiling.heads);
+    let grid = [q_rows.rows() / tiling.tile * shape.heads / tiling.heads, 1, 1];
     let access = Access { reads: &[arguments.q, arguments.k, arguments.v], writes: &[arguments.out, arguments.lse] };
     // SAFETY: `Arguments` is attention.cuh's struct; blocks cover tiles x heads with the threads and shared memory it was compiled for; sizes
     // and positions were checked; out and lse are the only buffers written.
@@ -139,7 +132,7 @@ pub(super) fn backward(
     let (q, k) = (qkv[0].len, qkv[1].len);
     assert!([out.len, dout.len, dq.len] == [q; 3] && [dk.len, dv.len] == [k; 2], "a gradient is not of its array's size");
     assert!(lse.len == q_rows.rows() * shape.heads, "lse is not of its layout and shape");
-    let (tiling, spans, mut arguments) = prepare(device, q_rows, kv_rows, shape, qkv)?;
+    let (tiling, mut arguments) = prepare(device, q_rows, kv_rows, shape, qkv)?;
     arguments.out = device.read("out", out, Use::Activation);
     arguments.lse = device.read("lse", lse, Use::State);
     arguments.dout = device.read("dout", dout, Use::Activation);
@@ -166,11 +159,11 @@ pub(super) fn backward(
     let access = Access { reads: &[out, dout], writes: &[delta] };
     // SAFETY: as in `forward`; one block a row; the scratch holds a number a row and head.
     unsafe { device.launch(delta_kernel, [q_rows.rows(), 1, 1], 256, 0, &arguments, access) }?;
-    let grid = blocks(spans.queries.1, tiling.tile, shape, 1);
+    let grid = [q_rows.rows() / tiling.tile * shape.heads, 1, 1];
     let access = Access { reads: &[q, k, v, lse, dout, delta], writes: &[dq] };
     // SAFETY: as in `forward`; dq is the only buffer written.
     unsafe { device.launch(dq_kernel, grid, tiling.threads(), tiling.backward_bytes, &arguments, access) }?;
-    let grid = blocks(spans.keys.1, tiling.tile, shape, 1);
+    let grid = [kv_rows.rows() / tiling.tile * shape.heads, 1, 1];
     let written = if parts { [dk_parts, dv_parts] } else { [dk, dv] };
     let access = Access { reads: &[q, k, v, lse, dout, delta], writes: &written };
     // SAFETY: as in `forward`; dk and dv, or the scratch for a part a query head, are the only memory written.
@@ -178,7 +171,7 @@ pub(super) fn backward(
     if parts {
         let access = Access { reads: &written, writes: &[dk, dv] };
         // SAFETY: as above; one block a row; dk and dv are the only buffers written.
-        unsafe { device.launch(sum_kernel, [spans.keys.1 * ROW_ALIGN, 1, 1], 256, 0, &arguments, access) }?;
+        unsafe { device.launch(sum_kernel, [kv_rows.rows(), 1, 1], 256, 0, &arguments, access) }?;
     }
     Ok(())
 }

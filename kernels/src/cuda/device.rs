@@ -310,7 +310,7 @@ impl CudaDevice {
             return Ok(spans);
         }
         let [of_queries, of_keys] = tables::spans(queries, keys);
-        let spans = Spans { queries: (self.table(&of_queries)?, of_queries.len()), keys: (self.table(&of_keys)?, of_keys.len()) };
+        let spans = Spans { queries: self.table(&of_queries)?, keys: self.table(&of_keys)? };
         if self.recorder.is_open() {
             self.tables.keep_spans([queries, keys], spans);
         }

@@ -11,7 +11,7 @@ use crate::{Layout, Segment};
 
 /// `Span` of attention.cuh: up to 128 rows of a sequence's queries or keys, and its rows of the other kind.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::NoUninit)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::NoUninit)]
 pub(crate) struct Span {
     row: u32,
     valid: u32,
@@ -22,11 +22,11 @@ pub(crate) struct Span {
     zero: [u32; 2],
 }
 
-/// Where the spans of queries and of keys are, and how many there are of each.
+/// Where the spans of queries and of keys are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spans {
-    pub(crate) queries: (Address, usize),
-    pub(crate) keys: (Address, usize),
+    pub(crate) queries: Address,
+    pub(crate) keys: Address,
 }
 
 /// The tables of the layouts of a pass.
@@ -71,7 +71,8 @@ pub(crate) fn spans(queries: &Layout, keys: &Layout) -> [Vec<Span>; 2] {
     [of_queries, of_keys]
 }
 
-/// Spans of `own`, first those with most `work` (a segment, that of the other kind, and rows of the segment).
+/// Spans of `own`, first those with most `work` (a segment, that of the other kind, and rows of the segment). There are as many as tiles, whatever is padding, so
+/// that launches over them are the same; the last may be empty.
 fn list(own: &Layout, other: &Layout, work: impl Fn(&Segment, &Segment, Range<usize>) -> usize) -> Vec<Span> {
     let mut list = Vec::with_capacity(own.rows() / ROW_ALIGN);
     for (segment, others) in own.segments().iter().zip(other.segments()) {
@@ -95,7 +96,9 @@ fn list(own: &Layout, other: &Layout, work: impl Fn(&Segment, &Segment, Range<us
         }
     }
     list.sort_by_key(|(work, _)| Reverse(*work));
-    list.into_iter().map(|(_, span)| span).collect()
+    let mut list: Vec<_> = list.into_iter().map(|(_, span)| span).collect();
+    list.resize(own.rows() / ROW_ALIGN, Span::default());
+    list
 }
 
 /// The rows of a layout in tiles of 128, as the fewest runs of tiles that hold any row. Tiles of padding alone lie in no run: they may be
@@ -144,6 +147,10 @@ mod tests {
         ];
         assert_eq!(of_queries, [e, d, b, a, c], "the last query sees 300, 256, 130, 128, 128 keys");
         assert_eq!(of_keys, [c, d, a, e, b], "the first key is seen by 300, 172, 130, 44, 2 queries");
+
+        let [of_queries, of_keys] = spans(&keys.select(|segment| segment == 0), &keys.select(|segment| segment == 0)).map(words);
+        assert_eq!(of_queries, [b, a, [0; 6], [0; 6], [0; 6]], "as many as before");
+        assert_eq!(of_keys, [a, b, [0; 6], [0; 6], [0; 6]]);
 
         let few = Layout::new([(0, &positions[5..5]), (1, &positions[..0]), (2, &positions[130..140])], 128);
         let [of_queries, of_keys] = spans(&few, &keys).map(words);
