@@ -25,14 +25,14 @@ __device__ __forceinline__ void fetch_two(act* a, const TensorMap& x, act* b, co
 KERNEL __launch_bounds__(THREADS, WIDE == 64 ? 4 : 2) attention_dq(PARAMS Attention p) {
     extern __shared__ __align__(16) char shared[];
     __shared__ Barriers barriers;
-    act *q = first_tile(shared), *dout = q + SIZE, *k = dout + SIZE, *v = k + 2 * SIZE;
+    act *q = first_tile(shared), *dout = q + SWIZZLED_SIZE, *k = dout + SWIZZLED_SIZE, *v = k + 2 * SWIZZLED_SIZE;
     Place place = place_of<1, true>(p, p.queries);
     if (place.valid == 0) return;
     bool leads = threadIdx.x == 0;
     u32 kv_head = place.head / (p.heads / p.kv_heads), begin = first_key(p, place);
     auto fetch = [&](u32 n) {
         u32 at = n % 2, row = place.span.other + begin + n * TILE;
-        fetch_two(k + at * SIZE, p.k_map, v + at * SIZE, p.v_map, row, kv_head, &barriers.full[at]);
+        fetch_two(k + at * SWIZZLED_SIZE, p.k_map, v + at * SWIZZLED_SIZE, p.v_map, row, kv_head, &barriers.full[at]);
     };
     if (leads) {
         begin_barriers(barriers);
@@ -51,7 +51,7 @@ KERNEL __launch_bounds__(THREADS, WIDE == 64 ? 4 : 2) attention_dq(PARAMS Attent
     for (u32 n = 0; n < count; n++) {
         u32 key = begin + n * TILE, at = n % 2;
         await(&barriers.full[at], n / 2 % 2);
-        clear_rows(k + at * SIZE, place.span.others - key);
+        clear_rows(k + at * SWIZZLED_SIZE, place.span.others - key);
         float s[TILE / 8][4], dp[TILE / 8][4];
         begin_wgmma();
         begin_tiles<TILE, WIDE>(s, q_at, k_at + at * TILE_ON);
@@ -66,8 +66,11 @@ KERNEL __launch_bounds__(THREADS, WIDE == 64 ? 4 : 2) attention_dq(PARAMS Attent
         leave_wgmma();
         await_wgmma();
         settle(acc);
-        // Four warps multiply together: what one has waited for, all have read.
-        if (leads && n + 2 < count) fetch(n + 2);
+        if (n + 2 < count) {
+            // A warp's wait is for its own rows: all have read what is there.
+            meet();
+            if (leads) fetch(n + 2);
+        }
     }
     float one[2] = {1, 1};
     meet();
@@ -78,7 +81,7 @@ KERNEL __launch_bounds__(THREADS, WIDE == 64 ? 3 : 2) attention_dkv(PARAMS Atten
     extern __shared__ __align__(16) char shared[];
     __shared__ Barriers barriers;
     __shared__ __align__(8) Columns columns[2];
-    act *k = first_tile(shared), *v = k + SIZE, *q = v + SIZE, *dout = q + 2 * SIZE;
+    act *k = first_tile(shared), *v = k + SWIZZLED_SIZE, *q = v + SWIZZLED_SIZE, *dout = q + 2 * SWIZZLED_SIZE;
     Place place = place_of<1, false>(p, p.keys);
     if (place.valid == 0) return;
     const Span& span = place.span;
@@ -87,7 +90,7 @@ KERNEL __launch_bounds__(THREADS, WIDE == 64 ? 3 : 2) attention_dkv(PARAMS Atten
     // The tile of queries from `first` on, and what else there is to know of it.
     auto fetch = [&](u32 first, u32 at) {
         u32 row = span.other + first;
-        if (leads) fetch_two(q + at * SIZE, p.q_map, dout + at * SIZE, p.dout_map, row, place.head, &barriers.full[at]);
+        if (leads) fetch_two(q + at * SWIZZLED_SIZE, p.q_map, dout + at * SWIZZLED_SIZE, p.dout_map, row, place.head, &barriers.full[at]);
         if (threadIdx.x < TILE) fill_column(columns[at], threadIdx.x, first + threadIdx.x < span.others, p, row + threadIdx.x, place.head);
     };
     if (leads) {
@@ -104,8 +107,8 @@ KERNEL __launch_bounds__(THREADS, WIDE == 64 ? 3 : 2) attention_dkv(PARAMS Atten
         u32 after = next_queries(p, span, key, first + TILE), at = n % 2;
         if (after < span.others) fetch(after, at ^ 1);
         await(&barriers.full[at], n / 2 % 2);
-        clear_rows(q + at * SIZE, span.others - first);
-        clear_rows(dout + at * SIZE, span.others - first);
+        clear_rows(q + at * SWIZZLED_SIZE, span.others - first);
+        clear_rows(dout + at * SWIZZLED_SIZE, span.others - first);
         float s[TILE / 8][4], dp[TILE / 8][4];
         begin_wgmma();
         begin_tiles<TILE, WIDE>(s, k_at, q_at + at * TILE_ON);

@@ -2,17 +2,16 @@
 // Must never be included where activations are float32, or heads other than 64 or 128 wide.
 #pragma once
 #include "attention_fast.cuh"
-#include "tma.cuh"
 #include "wgmma.cuh"
 
-#define SIZE (TILE * WIDE) // elements of a tile
-#define TILE_ON ((u64)(SIZE * 2 >> 4)) // from a tile, as wgmma reads it, to the next
+#define SWIZZLED_SIZE (TILE * WIDE) // elements of a tile
+#define TILE_ON ((u64)(SWIZZLED_SIZE * 2 >> 4)) // from a tile, as wgmma reads it, to the next
 
 // The block's dynamic shared memory, where tiles begin.
 __device__ __forceinline__ act* first_tile(char* shared) { return (act*)(shared + (0u - shared_word(shared)) % ATOM); }
 
 // Lets a barrier wait for so many tiles.
-__device__ __forceinline__ void expect_tiles(u64* barrier, u32 count) { expect_bytes(barrier, count * SIZE * 2); }
+__device__ __forceinline__ void expect_tiles(u64* barrier, u32 count) { expect_bytes(barrier, count * SWIZZLED_SIZE * 2); }
 
 // A tile of a head from `row` on, for a barrier that expects it. Rows past the sequence are whatever is there.
 __device__ __forceinline__ void fetch_head(act* tile, const TensorMap& x, u32 row, u32 head, u64* barrier) {
@@ -23,8 +22,8 @@ __device__ __forceinline__ void fetch_head(act* tile, const TensorMap& x, u32 ro
 // The four warps of a head meet.
 __device__ __forceinline__ void meet() { asm volatile("bar.sync %0, 128;" ::"r"(threadIdx.x / THREADS + 1) : "memory"); }
 
-// Rows of a tile from `rows` on, if it has that many, become zero, for the four warps that call: what is there is not the sequence's, and zero times anything
-// need not be zero. Nothing else is brought to this place afterwards: it is the sequence's last tile.
+// Where a sequence ends within a tile, after so many rows, the others become zero, for the four warps that call: what is there is not the sequence's, and zero
+// times anything need not be zero. Nothing else is brought to this place afterwards: it is the sequence's last tile. Two heads both write the same zeros.
 __device__ __forceinline__ void clear_rows(act* tile, u32 rows) {
     if (rows >= TILE) return;
     for (u32 i = threadIdx.x % THREADS; i < (TILE - rows) * (WIDE / 8); i += THREADS)

@@ -2,7 +2,7 @@
 // attention_dkv_sum: dk, dv (kv rows x kv_heads x HEAD_DIM) = the sums of their parts (kv rows x heads x HEAD_DIM, float32), in the order of the heads. One block a
 //                    row of a span of keys.
 //
-// What attention_backward.cu's kernels need before and after. Padding rows are untouched.
+// What dq, dk and dv of either attention_backward need before and after. Padding rows are untouched.
 #include "attention.cuh"
 
 KERNEL attention_delta(PARAMS Attention p) {

@@ -1,5 +1,5 @@
 // What LoRA forward and backward share: the tables of groups and tiles, and the two products with a narrow side.
-// Must never accumulate across tiles of rows: that is lora_backward.cu's.
+// Must never accumulate across tiles of rows: that is lora_gradient.cu's.
 #pragma once
 #include "philox.cuh"
 #include "tile.cuh"

@@ -4,7 +4,7 @@
 // Gradients are lora_gradient.cu's. Rows in no group and padding rows are untouched, and read as zero.
 #include "lora.cuh"
 
-// 16 rows a block, or 32, which read B half as often: where rows are so many that all multiprocessors have a block of either.
+// 16 rows a block, or 32, which read B half as often: where blocks of 16 would be more than multiprocessors.
 KERNEL __launch_bounds__(SHRINK_THREADS, 2) lora_backward_shrink(PARAMS Lora p) { shrink<false, false, 1, 1>(p); }
 KERNEL __launch_bounds__(SHRINK_THREADS, 2) lora_backward_shrink_high(PARAMS Lora p) { shrink<false, false, 1, 2>(p); }
 

@@ -62,11 +62,15 @@ template <bool DROP> __device__ __forceinline__ void fetch_wide(Wide& wide, cons
         }
         return;
     }
-#pragma unroll 1
+#pragma unroll 2
     for (u32 r = lane / 8; r < (tile.valid + 15) / 16 * 16; r += 4) {
-        float v[8];
+        float v[8] = {};
+        if (even) {
+            if (r < tile.valid && column < sides.columns) load<8>(from + (u64)r * sides.pitch, v);
+        } else {
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = r < tile.valid && column + i < sides.columns ? to_float(from[(u64)r * sides.pitch + i]) : 0.0f;
+            for (int i = 0; i < 8; i++) v[i] = r < tile.valid && column + i < sides.columns ? to_float(from[(u64)r * sides.pitch + i]) : 0.0f;
+        }
         if (drops && r < tile.valid) dropout<8>(v, group.key, tile.sequence, p.positions[tile.row + r], column, group.probability);
         save<8>(piece_at(wide, r, c), v);
     }

@@ -7,7 +7,7 @@ use super::device::{CudaBuffer, CudaDevice};
 use super::driver::Address;
 use super::programs::{Heads, Tiling};
 use super::record::Access;
-use super::tiles::{SQUARE, TensorMap};
+use super::tiles::TensorMap;
 use crate::{AttentionShape, DeviceError, Layout, Use};
 
 /// The parameters of attention.cuh.
@@ -80,7 +80,8 @@ fn prepare(
         keys: spans.keys,
         heads: heads as u32,
         kv_heads: kv_heads as u32,
-        window: window.map_or(0, |window| u32::try_from(window).unwrap_or(u32::MAX)),
+        // One that no sequence outgrows hides nothing.
+        window: window.filter(|window| *window < kv_rows.rows()).map_or(0, |window| window as u32),
         scale: 1.0 / (head_dim as f32).sqrt(),
         q_pitch: pitches[0] as u32,
         k_pitch: pitches[1] as u32,
@@ -88,7 +89,8 @@ fn prepare(
         ..Arguments::default()
     };
     if tiling.wgmma {
-        let map = |address, rows: &Layout, heads, pitch| TensorMap::new(address, [rows.rows(), heads * head_dim], pitch, SQUARE);
+        let map =
+            |address, rows: &Layout, heads, pitch| TensorMap::new(address, [rows.rows().max(1), heads * head_dim], pitch, tiling.tile);
         arguments.q_map = map(arguments.q, q_rows, heads, pitches[0])?;
         arguments.k_map = map(arguments.k, kv_rows, kv_heads, pitches[1])?;
         arguments.v_map = map(arguments.v, kv_rows, kv_heads, pitches[2])?;
@@ -136,16 +138,19 @@ pub(super) fn backward(
     arguments.out = device.read("out", out, Use::Activation);
     arguments.lse = device.read("lse", lse, Use::State);
     arguments.dout = device.read("dout", dout, Use::Activation);
-    if tiling.wgmma {
-        let width = shape.heads * shape.head_dim;
-        arguments.dout_map = TensorMap::new(arguments.dout, [q_rows.rows(), width], width, SQUARE)?;
-    }
     arguments.dq = device.read_rows("dq", dq, Use::Activation);
     arguments.dk = device.read_rows("dk", dk, Use::Activation);
     arguments.dv = device.read_rows("dv", dv, Use::Activation);
     arguments.dq_pitch = dq.pitch(shape.heads * shape.head_dim) as u32;
     arguments.dk_pitch = dk.pitch(shape.kv_heads * shape.head_dim) as u32;
     arguments.dv_pitch = dv.pitch(shape.kv_heads * shape.head_dim) as u32;
+    if tiling.wgmma {
+        let width = shape.heads * shape.head_dim;
+        let rows = [(arguments.dq, arguments.dq_pitch), (arguments.dk, arguments.dk_pitch), (arguments.dv, arguments.dv_pitch)];
+        let is_even = rows.iter().all(|(address, pitch)| address.is_multiple_of(16) && pitch.is_multiple_of(8));
+        assert!(is_even, "rows of dq, dk or dv begin at no multiple of 16 bytes");
+        arguments.dout_map = TensorMap::new(arguments.dout, [q_rows.rows().max(1), width], width, tiling.tile)?;
+    }
     arguments.delta = device.scratch("attention delta", lse.len * 4)?;
     let parts = shape.heads > shape.kv_heads;
     if parts {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
+use super::Precision;
 use super::blas::{self, Blas};
 use super::compile::{Cache, Compiler, architecture};
 use super::driver::{Address, Gpu};
@@ -22,10 +23,9 @@ use super::programs::Kernels;
 use super::record::Recorder;
 use super::shared::{Shelf, WeightSharing};
 use super::staging::{ATTENTION_BYTES, Staging};
-use super::tables::{self, Spans, TableCache};
+use super::tables::TableCache;
 use super::verdict::GateReport;
-use super::{Precision, ROW_ALIGN};
-use crate::{DType, DeviceError, Layout, Use};
+use crate::{DType, DeviceError, Use};
 
 /// What a CUDA device is opened with.
 #[derive(Default)]
@@ -71,7 +71,7 @@ pub struct CudaDevice {
     pub(super) gate_up_rows: usize,
     /// Whether products that are not planned are planned by the fixed-tile kernel, without asking the library.
     pub(super) plans_fixed_tiles: bool,
-    tables: TableCache,
+    pub(super) tables: TableCache,
     scratch: HashMap<&'static str, Block>,
     turn: usize,
 }
@@ -279,51 +279,8 @@ impl CudaDevice {
         self.gpu.waited_ns()
     }
 
-    /// Puts a table where the operation that is launched next finds it.
-    pub(super) fn table<T: bytemuck::NoUninit>(&mut self, data: &[T]) -> Result<Address, DeviceError> {
-        let data: &[u8] = bytemuck::cast_slice(data);
-        self.make_room(data.len())?;
-        self.staging.table(data)
-    }
-
     pub(super) fn multiprocessors(&self) -> usize {
         self.gpu.properties.multiprocessors.unsigned_abs() as usize
-    }
-
-    /// Where a layout's positions are: a u32 a row, `u32::MAX` for padding.
-    pub(super) fn positions(&mut self, layout: &Layout) -> Result<Address, DeviceError> {
-        if let Some(positions) = self.tables.positions(layout) {
-            return Ok(positions);
-        }
-        let rows = layout.rows();
-        assert!(rows.is_multiple_of(ROW_ALIGN) && i32::try_from(rows).is_ok(), "{rows} rows; a multiple of {ROW_ALIGN} was expected");
-        let positions = self.table(layout.positions())?;
-        if self.recorder.is_open() {
-            self.tables.keep_positions(layout, positions);
-        }
-        Ok(positions)
-    }
-
-    /// Where the spans are that attention of these queries and keys walks over.
-    pub(super) fn spans(&mut self, queries: &Layout, keys: &Layout) -> Result<Spans, DeviceError> {
-        if let Some(spans) = self.tables.spans([queries, keys]) {
-            return Ok(spans);
-        }
-        let [of_queries, of_keys] = tables::spans(queries, keys);
-        let spans = Spans { queries: self.table(&of_queries)?, keys: self.table(&of_keys)? };
-        if self.recorder.is_open() {
-            self.tables.keep_spans([queries, keys], spans);
-        }
-        Ok(spans)
-    }
-
-    /// Outside a pass, tables start again where they would end. Those of the operation at hand stand behind and stay: an operation's tables are
-    /// less than half of all.
-    fn make_room(&mut self, bytes: usize) -> Result<(), DeviceError> {
-        if !self.recorder.is_open() && !self.staging.has_room(bytes + 4096) {
-            self.staging.restart_tables()?;
-        }
-        Ok(())
     }
 
     pub(super) fn begin(&mut self) -> Result<(), DeviceError> {

@@ -311,7 +311,7 @@ pub fn compile_everything(
         };
         add(&programs(architecture, precision), &[precision_define(precision)])?;
         // Hopper's own products among them, of one head and of two.
-        for (head_dim, group) in [(80, 1), (64, 1), (128, 2), (256, 1)] {
+        for (head_dim, group) in [(80, 1), (64, 1), (128, 1), (128, 2), (256, 1)] {
             let mut defines = vec![precision_define(precision)];
             let tiling = Tiling::new(head_dim, group, precision, architecture);
             defines.extend(tiling.defines(head_dim));

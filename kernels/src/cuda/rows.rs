@@ -198,6 +198,7 @@ pub(super) fn rope(
     let (half, pitch) = (head_dim / 2, x.pitch(heads * head_dim));
     let each = if half.is_multiple_of(8) && pitch.is_multiple_of(8) && x.address().is_multiple_of(16) { 8 } else { 1 };
     let items = layout.rows() * heads * half / each;
+    assert!(i32::try_from(items).is_ok(), "{items} pairs of elements are too many for one launch");
     let arguments = Rope {
         x: device.read_rows("x", x, Use::Activation),
         table: device.read("table", table, Use::State),

@@ -6,8 +6,9 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use super::ROW_ALIGN;
+use super::device::CudaDevice;
 use super::driver::Address;
-use crate::{Layout, Segment};
+use crate::{DeviceError, Layout, Segment};
 
 /// `Span` of attention.cuh: up to 128 rows of a sequence's queries or keys, and its rows of the other kind.
 #[repr(C)]
@@ -62,7 +63,7 @@ impl TableCache {
 }
 
 /// Spans of queries and of keys. Their order is that in which blocks begin: first those that take longest, or cards would wait for the last ones.
-pub(crate) fn spans(queries: &Layout, keys: &Layout) -> [Vec<Span>; 2] {
+fn spans(queries: &Layout, keys: &Layout) -> [Vec<Span>; 2] {
     let positions = |segment: &Segment| &queries.positions()[segment.start..segment.start + segment.rows];
     // A query sees all keys up to its position; a key is seen by all queries from its position on.
     let of_queries = list(queries, keys, |segment, _, rows| positions(segment)[rows.end - 1] as usize);
@@ -99,6 +100,52 @@ fn list(own: &Layout, other: &Layout, work: impl Fn(&Segment, &Segment, Range<us
     let mut list: Vec<_> = list.into_iter().map(|(_, span)| span).collect();
     list.resize(own.rows() / ROW_ALIGN, Span::default());
     list
+}
+
+impl CudaDevice {
+    /// Puts a table where the operation that is launched next finds it.
+    pub(super) fn table<T: bytemuck::NoUninit>(&mut self, data: &[T]) -> Result<Address, DeviceError> {
+        let data: &[u8] = bytemuck::cast_slice(data);
+        self.make_room(data.len())?;
+        self.staging.table(data)
+    }
+
+    /// Where a layout's positions are: a u32 a row, `u32::MAX` for padding.
+    pub(super) fn positions(&mut self, layout: &Layout) -> Result<Address, DeviceError> {
+        if let Some(positions) = self.tables.positions(layout) {
+            return Ok(positions);
+        }
+        let rows = layout.rows();
+        assert!(rows.is_multiple_of(ROW_ALIGN) && i32::try_from(rows).is_ok(), "{rows} rows; a multiple of {ROW_ALIGN} was expected");
+        let positions = self.table(layout.positions())?;
+        if self.recorder.is_open() {
+            self.tables.keep_positions(layout, positions);
+        }
+        Ok(positions)
+    }
+
+    /// Where the spans are that attention of these queries and keys walks over.
+    pub(super) fn spans(&mut self, queries: &Layout, keys: &Layout) -> Result<Spans, DeviceError> {
+        if let Some(spans) = self.tables.spans([queries, keys]) {
+            return Ok(spans);
+        }
+        let [of_queries, of_keys] = spans(queries, keys);
+        let spans = Spans { queries: self.table(&of_queries)?, keys: self.table(&of_keys)? };
+        if self.recorder.is_open() {
+            self.tables.keep_spans([queries, keys], spans);
+        }
+        Ok(spans)
+    }
+
+    /// Outside a pass, tables start again where they would end. Those of the operation at hand are sent before; they stand behind and stay: an operation's
+    /// tables are less than half of all.
+    fn make_room(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        if !self.recorder.is_open() && !self.staging.has_room(bytes) {
+            self.staging.send_tables()?;
+            self.staging.restart_tables()?;
+        }
+        Ok(())
+    }
 }
 
 /// The rows of a layout in tiles of 128, as the fewest runs of tiles that hold any row. Tiles of padding alone lie in no run: they may be

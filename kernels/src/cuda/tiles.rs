@@ -59,7 +59,7 @@ impl TensorMap {
 /// Stages of product.cuh, rows and columns of its tiles, and threads of a block: two times four warps that multiply, and four of which one fetches.
 const STAGES: usize = 6;
 const TILE: usize = 128;
-pub(super) const SQUARE: usize = 64;
+const SQUARE: usize = 64;
 pub(super) const PRODUCT_THREADS: u32 = 384;
 
 /// Dynamic shared memory of a kernel of products: x and weight of each stage, two barriers a stage; two squares and a barrier for each half; and room to begin
