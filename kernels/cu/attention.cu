@@ -18,10 +18,10 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE > 128 ? 1 : 3) attention
     u32 kv_head = place.head / (p.heads / p.kv_heads), begin = first_key(p, place), end = last_key(p, place), lowest = p.q_positions[place.row];
     auto fetch = [&](u32 key, u32 stage) {
         u32 rows = min((u32)TILE, place.span.others - key);
-        begin_head<THREADS>(threadIdx.x, k + stage * 2 * TILE_SIZE, p.k, place.span.other + key, rows, p.k_pitch, kv_head);
-        begin_head<THREADS>(threadIdx.x, v + stage * 2 * TILE_SIZE, p.v, place.span.other + key, rows, p.v_pitch, kv_head);
+        begin_head(k + stage * 2 * TILE_SIZE, p.k, place.span.other + key, rows, p.k_pitch, kv_head);
+        begin_head(v + stage * 2 * TILE_SIZE, p.v, place.span.other + key, rows, p.v_pitch, kv_head);
     };
-    begin_head<THREADS>(threadIdx.x, q, p.q, place.row, place.valid, p.q_pitch, place.head);
+    begin_head(q, p.q, place.row, place.valid, p.q_pitch, place.head);
     fetch(begin, 0);
     Queries queries = queries_of(p, place);
     Softmax softmax;

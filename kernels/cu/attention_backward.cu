@@ -20,11 +20,11 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 4 : WIDE > 128 ? 1 : 3) attention
     u32 kv_head = place.head / (p.heads / p.kv_heads), begin = first_key(p, place), end = last_key(p, place);
     auto fetch = [&](u32 key, u32 stage) {
         u32 rows = min((u32)TILE, place.span.others - key);
-        begin_head<THREADS>(threadIdx.x, k + stage * TILE_SIZE, p.k, place.span.other + key, rows, p.k_pitch, kv_head);
-        begin_head<THREADS>(threadIdx.x, v + stage * TILE_SIZE, p.v, place.span.other + key, rows, p.v_pitch, kv_head);
+        begin_head(k + stage * TILE_SIZE, p.k, place.span.other + key, rows, p.k_pitch, kv_head);
+        begin_head(v + stage * TILE_SIZE, p.v, place.span.other + key, rows, p.v_pitch, kv_head);
     };
-    begin_head<THREADS>(threadIdx.x, q, p.q, place.row, place.valid, p.q_pitch, place.head);
-    begin_head<THREADS>(threadIdx.x, dout, p.dout, place.row, place.valid, p.heads * HEAD_DIM, place.head);
+    begin_head(q, p.q, place.row, place.valid, p.q_pitch, place.head);
+    begin_head(dout, p.dout, place.row, place.valid, p.heads * HEAD_DIM, place.head);
     fetch(begin, 0);
     u32 lowest = p.q_positions[place.row], stage = 0;
     Queries queries = queries_of(p, place);
@@ -60,12 +60,12 @@ KERNEL __launch_bounds__(THREADS, WIDE <= 64 ? 3 : WIDE <= 128 ? 2 : 1) attentio
     float dk[WIDE / 8][4] = {}, dv[WIDE / 8][4] = {};
     auto fetch = [&](u32 first, u32 stage) {
         u32 rows = min((u32)TILE, span.others - first), row = span.other + first;
-        begin_head<THREADS>(threadIdx.x, q + stage * TILE_SIZE, p.q, row, rows, p.q_pitch, place.head);
-        begin_head<THREADS>(threadIdx.x, dout + stage * TILE_SIZE, p.dout, row, rows, p.heads * HEAD_DIM, place.head);
+        begin_head(q + stage * TILE_SIZE, p.q, row, rows, p.q_pitch, place.head);
+        begin_head(dout + stage * TILE_SIZE, p.dout, row, rows, p.heads * HEAD_DIM, place.head);
         for (u32 r = threadIdx.x; r < TILE; r += THREADS) fill_column(columns[stage], r, r < rows, p, row + r, place.head);
     };
-    begin_head<THREADS>(threadIdx.x, k, p.k, place.row, place.valid, p.k_pitch, kv_head);
-    begin_head<THREADS>(threadIdx.x, v, p.v, place.row, place.valid, p.v_pitch, kv_head);
+    begin_head(k, p.k, place.row, place.valid, p.k_pitch, kv_head);
+    begin_head(v, p.v, place.row, place.valid, p.v_pitch, kv_head);
     u32 first = next_queries(p, span, key, 0), stage = 0;
     if (first < span.others) fetch(first, 0);
     while (first < span.others) {

@@ -22,6 +22,16 @@ __device__ __forceinline__ void fetch_two(act* a, const TensorMap& x, act* b, co
     fetch_head(b, y, row, head, barrier);
 }
 
+// s = A B^T and dp = C D^T, of tiles.
+__device__ __forceinline__ void multiply_two(float (&s)[TILE / 8][4], u64 a, u64 b, float (&dp)[TILE / 8][4], u64 c, u64 d) {
+    begin_wgmma();
+    begin_tiles<TILE, WIDE>(s, a, b);
+    begin_tiles<TILE, WIDE>(dp, c, d);
+    end_wgmma();
+    settle(s);
+    settle(dp);
+}
+
 KERNEL __launch_bounds__(THREADS, WIDE == 64 ? 4 : 2) attention_dq(PARAMS Attention p) {
     extern __shared__ __align__(16) char shared[];
     __shared__ Barriers barriers;
@@ -53,18 +63,11 @@ KERNEL __launch_bounds__(THREADS, WIDE == 64 ? 4 : 2) attention_dq(PARAMS Attent
         await(&barriers.full[at], n / 2 % 2);
         clear_rows(k + at * SWIZZLED_SIZE, place.span.others - key);
         float s[TILE / 8][4], dp[TILE / 8][4];
-        begin_wgmma();
-        begin_tiles<TILE, WIDE>(s, q_at, k_at + at * TILE_ON);
-        begin_tiles<TILE, WIDE>(dp, dout_at, v_at + at * TILE_ON);
-        leave_wgmma();
-        await_wgmma();
-        settle(s);
-        settle(dp);
+        multiply_two(s, q_at, k_at + at * TILE_ON, dp, dout_at, v_at + at * TILE_ON);
         gradients(s, dp, levels, p.scale);
         if (key + TILE > lowest + 1 || p.window != 0) hide(s, queries.seen, key, 0.0f);
         begin_held(acc, s, k_at + at * TILE_ON);
-        leave_wgmma();
-        await_wgmma();
+        end_wgmma();
         settle(acc);
         if (n + 2 < count) {
             // A warp's wait is for its own rows: all have read what is there.
@@ -110,18 +113,11 @@ KERNEL __launch_bounds__(THREADS, WIDE == 64 ? 3 : 2) attention_dkv(PARAMS Atten
         clear_rows(q + at * SWIZZLED_SIZE, span.others - first);
         clear_rows(dout + at * SWIZZLED_SIZE, span.others - first);
         float s[TILE / 8][4], dp[TILE / 8][4];
-        begin_wgmma();
-        begin_tiles<TILE, WIDE>(s, k_at, q_at + at * TILE_ON);
-        begin_tiles<TILE, WIDE>(dp, v_at, dout_at + at * TILE_ON);
-        leave_wgmma();
-        await_wgmma();
-        settle(s);
-        settle(dp);
+        multiply_two(s, k_at, q_at + at * TILE_ON, dp, v_at, dout_at + at * TILE_ON);
         gradients_of_keys(s, dp, columns[at], p, place, span.others - first);
         begin_held(dv, s, dout_at + at * TILE_ON);
         begin_held(dk, dp, q_at + at * TILE_ON);
-        leave_wgmma();
-        await_wgmma();
+        end_wgmma();
         settle(dv);
         settle(dk);
         first = after;

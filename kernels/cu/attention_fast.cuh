@@ -54,10 +54,10 @@ template <int NB, int KB> __device__ __forceinline__ void held_mma(float (&acc)[
     }
 }
 
-// load_head by so many threads, of which this is number `thread`, without waiting: what lies past `rows` or the head is zero. Ends with `ready`.
-template <u32 BLOCK> __device__ __forceinline__ void begin_head(u32 thread, act* tile, const act* x, u64 row, u32 rows, u32 pitch, u32 head) {
+// load_head without waiting: what lies past `rows` or the head is zero. Ends with `ready`.
+__device__ __forceinline__ void begin_head(act* tile, const act* x, u64 row, u32 rows, u32 pitch, u32 head) {
     // Rows hold whole heads, so where a head is a multiple of 16 bytes everything begins at one.
-    begin_tile<TILE, WIDE, BLOCK, HEAD_DIM % 8 == 0>(thread, tile, LD, x + row * pitch + head * HEAD_DIM, pitch, rows, HEAD_DIM);
+    begin_tile<TILE, WIDE, THREADS, HEAD_DIM % 8 == 0>(threadIdx.x, tile, LD, x + row * pitch + head * HEAD_DIM, pitch, rows, HEAD_DIM);
 }
 
 // The first of this warp's 16 rows of a tile: THREADS threads have one between them.

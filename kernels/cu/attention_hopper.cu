@@ -60,8 +60,7 @@ KERNEL __launch_bounds__(HEADS * THREADS, BLOCKS) attention(PARAMS Attention p) 
         await(&full_v[at], parity);
         clear_rows(v + at * SWIZZLED_SIZE, place.span.others - key);
         begin_held(acc, s, v_at + at * TILE_ON);
-        leave_wgmma();
-        await_wgmma();
+        end_wgmma();
         settle(acc);
         // A warp's wait is for its own rows.
         if (threadIdx.x % 32 == 0) arrive(&empty[at]);

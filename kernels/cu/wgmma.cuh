@@ -22,6 +22,10 @@ __device__ __forceinline__ void begin_wgmma() { asm volatile("wgmma.fence.sync.a
 // Products that were begun go on by themselves; until they are done.
 __device__ __forceinline__ void leave_wgmma() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void await_wgmma() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+__device__ __forceinline__ void end_wgmma() {
+    leave_wgmma();
+    await_wgmma();
+}
 
 #define FOUR(j) "+f"(acc[j][0]), "+f"(acc[j][1]), "+f"(acc[j][2]), "+f"(acc[j][3])
 #define THIRTY_TWO(j) FOUR(j), FOUR(j + 1), FOUR(j + 2), FOUR(j + 3), FOUR(j + 4), FOUR(j + 5), FOUR(j + 6), FOUR(j + 7)

@@ -80,8 +80,8 @@ fn prepare(
         keys: spans.keys,
         heads: heads as u32,
         kv_heads: kv_heads as u32,
-        // One that no sequence outgrows hides nothing.
-        window: window.filter(|window| *window < kv_rows.rows()).map_or(0, |window| window as u32),
+        // Kernels add positions to it: there are fewer than 2^31.
+        window: window.map_or(0, |window| window.min(1 << 31) as u32),
         scale: 1.0 / (head_dim as f32).sqrt(),
         q_pitch: pitches[0] as u32,
         k_pitch: pitches[1] as u32,
